@@ -32,7 +32,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from sidetier.archive.tail.pack import TailRow
-from sidetier.segments.epoch_history import NO_EPOCHS, Entry, EpochHistory
+from sidetier.segments.epoch_history import NO_EPOCHS, Entry, EpochHistory, behind
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import (
     BrokerId,
@@ -272,7 +272,8 @@ def merge(
     if begin is None:
         begin = pieces[0].start if pieces else Offset(0)
     doubt = _unread_reason(ours, epochs, unread) if pieces else None
-    if doubt is None and unread and any(out.reason is Reason.UNPROVEN for out in left_out):
+    is_unproven = any(out.reason is Reason.UNPROVEN for out in left_out)
+    if doubt is None and unread and (is_unproven or (pieces and _may_diverge(archived, epochs))):
         doubt = f"{unread[0].key} cannot be read, and may show what the newest leader has"
     for text, reason in ((divergence, Reason.DIVERGED), (doubt, Reason.UNREAD)):
         if text is not None and pieces:
@@ -337,7 +338,7 @@ class _Histories:
         self._lowest: _Starts = {}
         """The lowest known start of each epoch. Retention raises the first start of a log, and
         compaction that of a copy."""
-        stored = NO_EPOCHS if archived.end is None else archived.epochs.up_to(archived.end)
+        stored = NO_EPOCHS if archived.end is None else _with_records(archived, archived.end)
         self._seen: set[tuple[Entry, ...]] = set()
         self._archive_end = -1 if archived.end is None else int(archived.end)
         if stored.entries:
@@ -411,6 +412,19 @@ class _Histories:
         return None
 
 
+def _with_records(archived: ArchivedPart, end: Offset) -> EpochHistory:
+    """Return the archived epochs without those in gaps. No record of them is archived, so nothing
+    would have shown that a later leader has discarded them.
+    """
+    entries = archived.epochs.up_to(end).entries
+    kept = (
+        entry
+        for entry, (_, stop) in pairwise([*entries, (LeaderEpoch(0), end)])
+        if behind(entry[1], archived.gaps) < stop
+    )
+    return EpochHistory(tuple(kept))
+
+
 def is_cut(epochs: EpochHistory, log_start: int) -> bool:
     """Whether the beginning of an epoch history may be missing, with the records below a log start
     offset.
@@ -438,11 +452,7 @@ def _divergence(archived: ArchivedPart, epochs: EpochHistory) -> str | None:
     """
     if archived.end is None:
         return None
-    last = archived.end - 1
-    for gap in sorted(archived.gaps, reverse=True):
-        if last in gap:
-            last = gap.start - 1
-    stored = archived.epochs.up_to(archived.end).epoch_at(last)
+    last, stored = _last_archived(archived, archived.end)
     epoch = epochs.epoch_at(last)
     if stored is None or epoch is None or stored == epoch:
         return None
@@ -450,6 +460,23 @@ def _divergence(archived: ArchivedPart, epochs: EpochHistory) -> str | None:
         f"the archive has offset {last} of leader epoch {stored}, and the leader of epoch "
         f"{epochs.entries[-1][0]} has it of {epoch}"
     )
+
+
+def _last_archived(archived: ArchivedPart, end: Offset) -> tuple[int, LeaderEpoch | None]:
+    """Return the offset of the last archived record, and its leader epoch."""
+    last = end - 1
+    for gap in sorted(archived.gaps, reverse=True):
+        if last in gap:
+            last = gap.start - 1
+    return last, archived.epochs.up_to(end).epoch_at(last)
+
+
+def _may_diverge(archived: ArchivedPart, epochs: EpochHistory) -> bool:
+    """Whether the newest leader's history is not known at the end of the archive."""
+    if archived.end is None:
+        return False
+    last, stored = _last_archived(archived, archived.end)
+    return stored is not None and epochs.epoch_at(last) is None
 
 
 def _unread_reason(

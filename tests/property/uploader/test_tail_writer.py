@@ -9,7 +9,7 @@ the leader's log, record by record. Each mutant of the writer must be found.
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,8 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidetier.archive.tail.inventory import TailInventory
-from sidetier.archive.tail.merge import MergedTail
+from sidetier.archive.tail.merge import ArchivedPart, MergedTail
+from sidetier.archive.tail.needed_rows import Need
+from sidetier.archive.tail.pack import PackBuilder, TailRow
+from sidetier.archive.tail.read import read_rows
 from sidetier.leadership.port import LedLog
+from sidetier.segments.batches import split_batches
 from sidetier.segments.epoch_history import Entry
 from sidetier.segments.errors import BrokerError, SidetierError, StorageError, StoreUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -29,7 +33,7 @@ from sidetier.uploader.gates import committed_range
 from sidetier.uploader.gates.committed_range import CommittedRange
 from sidetier.uploader.tail import cleaning as cleaning_module
 from sidetier.uploader.tail import cycle as cycle_module
-from sidetier.uploader.tail.cleaning import TailCleaner
+from sidetier.uploader.tail.cleaning import TailCleaner, copy_of
 from sidetier.uploader.tail.packs import TailPlace
 from sidetier.uploader.watching.disk import LogFile
 from sidetier.wire.log_offsets import OffsetKind
@@ -38,6 +42,7 @@ from tests.harness.log_dir import PartitionLog
 from tests.harness.tail_writing import (
     TailSite,
     TickingClock,
+    archived_epochs,
     log_bytes,
     merged,
     replicate,
@@ -169,31 +174,41 @@ class World:
         self.rng.choice(self.sites).restart()
 
     def clean(self) -> None:
-        site = self.led
-        if TP not in site.log_dir.partitions:
-            return
-        site.archive_ends[TP] = self.archived
+        """A sidecar cleans whose broker leads, or has led."""
+        site = self.rng.choice(self.sites)
+        log, end = self.log, self.archived
+        site.archive_ends[TP] = end
+        part = ArchivedPart(Offset(end), archived_epochs(log, end), log.topic_id)
         by = TailCleaner(
-            site.source,
             site.cycle.stores,
             lambda numbers: TailInventory(numbers.store, numbers.layout),
             lambda _: TailPlace(self.store, LAYOUT, encrypts=False),
-            lambda _: None,
+            lambda _: part if end else None,
             site.broker,
             self.time.clock,
         )
-        self.time.now += 4000
-        led = site.led([TP])
-        if self.rng.randrange(4) == 0:
-            kind = OffsetKind.HIGH_WATERMARK
-            site.source.before[kind] = [lambda: None, self.truncate_and_lead]
+        led = site.led([TP]) if site is self.led else {}
         if self.rng.randrange(4) == 0:
             self.store.fail("put", StoreUnavailableError("killed"), nth=1 + self.rng.randrange(2))
-        for _ in range(2):
+        before = self.stored()
+        for _ in range(3):
             with suppress(StorageError, SidetierError):
                 by.run(led)
             self.time.now += 3700
         self.calm()
+        archived = {(log.topic_id, *batch[:2]) for batch in _batches(log) if batch[0] < end}
+        for batch in before - self.stored():
+            assert batch in archived or batch[0] != log.topic_id, "the only copy is gone"
+
+    def stored(self) -> set[tuple[str, int, int]]:
+        """The batches in live packs: topic id, offset and leader epoch."""
+        contents = TailInventory(self.store, LAYOUT).read()
+        rows = [source for source in contents.rows.get(TP, ()) if not source.row.is_claim]
+        return {
+            (source.row.topic_id, header.base_offset, header.leader_epoch)
+            for source, data in read_rows(self.store, rows)
+            for _, header in split_batches(memoryview(data))
+        }
 
     def calm(self) -> None:
         for site in self.sites:
@@ -205,7 +220,8 @@ class World:
             [self.produce] * 6
             + [self.fetch] * 3
             + [self.run] * 10
-            + [self.elect, self.truncate_and_lead, self.archive, self.kill, self.clean]
+            + [self.elect, self.truncate_and_lead, self.archive, self.kill]
+            + [self.clean] * 2
             + [self.recreate]
         )
         self.rng.choice(steps)()
@@ -231,22 +247,23 @@ class World:
 
 
 def _batch_ends(log: PartitionLog) -> list[int]:
-    return [end for end, _ in _batches(log)]
+    return [end for _, _, end, _ in _batches(log)]
 
 
-def _batches(log: PartitionLog) -> Iterator[tuple[int, int]]:
-    """End and size of each batch."""
+def _batches(log: PartitionLog) -> Iterator[tuple[int, int, int, int]]:
+    """Base offset, leader epoch, end and size of each batch."""
     for base in log.bases():
         data, at = log.written[base], 0
         while at < len(data):
             length = int.from_bytes(data[at + 8 : at + 12]) + 12
             first = int.from_bytes(data[at : at + 8])
-            yield first + int.from_bytes(data[at + 23 : at + 27]) + 1, length
+            epoch = int.from_bytes(data[at + 12 : at + 16])
+            yield first, epoch, first + int.from_bytes(data[at + 23 : at + 27]) + 1, length
             at += length
 
 
 def _position(log: PartitionLog, offset: int) -> int:
-    return sum(length for end, length in _batches(log) if end <= offset)
+    return sum(length for _, _, end, length in _batches(log) if end <= offset)
 
 
 def simulate(seed: int, steps: int = _STEPS) -> None:
@@ -261,7 +278,9 @@ def simulate(seed: int, steps: int = _STEPS) -> None:
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # Packs are copied in short runs, too.
+    monkeypatch.setattr(cleaning_module, "MAX_SMALL_PACKS", 2)
     with structlog.testing.capture_logs():
         yield
 
@@ -275,7 +294,7 @@ def test_the_merged_tail_is_the_leaders_log(seed: int) -> None:
 # -- mutants ------------------------------------------------------------------------------------
 
 _refusal = committed_range.refusal
-_needed = cleaning_module.needed_rows
+_need_of = cleaning_module.need_of
 
 
 def _without_second_ask(
@@ -299,24 +318,29 @@ def _without_look_again(
     return _refusal(wanted, epochs, end, again, wanted.file)
 
 
+def _below_the_end(row: TailRow, archived: ArchivedPart) -> Need:
+    is_below = row.topic_id == archived.topic_id and row.end <= (archived.end or 0)
+    return Need.ARCHIVED if is_below else _need_of(row, archived)
+
+
+def _without_the_first(rows: Iterable[tuple[TailRow, bytes]]) -> PackBuilder:
+    rows = list(rows)
+    return copy_of(rows[1:] or rows)
+
+
 @contextmanager
 def _mutant(patch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
     if name == "without the second ask":
         patch.setattr(cycle_module, "refusal", _without_second_ask)
-        patch.setattr(cleaning_module, "refusal", _without_second_ask)
     elif name == "without the look again":
         patch.setattr(cycle_module, "refusal", _without_look_again)
-        patch.setattr(cleaning_module, "refusal", _without_look_again)
         patch.setattr(cycle_module, "topic_id_in", lambda _: None)
     elif name == "without claims":
         patch.setattr(cycle_module, "_proves", lambda *_: True)
-    elif name == "cleaning drops a live range":
-
-        def drops(*args: object) -> set[int]:
-            found = sorted(_needed(*args))  # type: ignore[arg-type]
-            return set(found[:-1])
-
-        patch.setattr(cleaning_module, "needed_rows", drops)
+    elif name == "cleaning drops what lies below the archive end":
+        patch.setattr(cleaning_module, "need_of", _below_the_end)
+    elif name == "cleaning copies other bytes":
+        patch.setattr(cleaning_module, "copy_of", _without_the_first)
     yield
 
 
@@ -324,7 +348,8 @@ MUTANTS = (
     "without the second ask",
     "without the look again",
     "without claims",
-    "cleaning drops a live range",
+    "cleaning drops what lies below the archive end",
+    "cleaning copies other bytes",
 )
 
 
