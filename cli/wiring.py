@@ -582,10 +582,7 @@ def tail_writer(
 
     properties = _client_properties(config)
     try:
-        source, cleaner_source = (
-            KafkaLogOffsets(servers, properties, identity.broker_id, identity.cluster_id)
-            for _ in range(2)
-        )
+        source = KafkaLogOffsets(servers, properties, identity.broker_id, identity.cluster_id)
     except ConfigurationError as error:
         raise ConfigurationError(f"uploader.tail.interval: {error}") from None
 
@@ -599,14 +596,18 @@ def tail_writer(
             )
         return packs.TailPlace(archive.stores.at(endpoint), archive.layout, encrypts)
 
+    inventories: dict[int, TailInventory] = {}
+
     def inventory_of(place: packs.TailPlace | packs.PackNumbers) -> TailInventory:
-        return TailInventory(
+        # One for each store: it remembers which partitions packs have rows of.
+        made = TailInventory(
             place.store,
             place.layout,
             concurrency=_TAIL_READERS,
             max_cached_rows=0,
             refuses_plain=lambda topic: archive.provider.endpoint(topic).refuses_plain(topic),
         )
+        return inventories.setdefault(id(place.store), made)
 
     def gaps_of(place: packs.TailPlace, tp: TopicPartition) -> Sequence[OffsetRange]:
         return StoredPartition(place.store, place.layout, tp).gaps()
@@ -630,7 +631,6 @@ def tail_writer(
         metrics.unexpected_error,
     )
     cleaner = cleaning.TailCleaner(
-        cleaner_source,
         cycles.stores,
         inventory_of,
         place_of,
@@ -642,7 +642,7 @@ def tail_writer(
         cycles,
         cleaner,
         TailBoard(rules),
-        (source, cleaner_source),
+        (source,),
         interval,
         _TAIL_CLEAN_SECONDS,
         SYSTEM_CLOCK,

@@ -5,17 +5,28 @@ is shown as a segment, so that positions and transactions are as in the archive,
 when the same records arrive as segments.
 
 The packs of a store are read for all partitions of a reader together, no more often than the
-partitions look for new segments.
+partitions look for new segments. The state of the archive is always newer than the packs: cleaning
+drops rows as soon as the archive has them.
+
+A tail that cannot be told is an error for the reader, at the end of the archive: packs contradict
+each other, or one cannot be read that may show that records are stale.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
 
 from sidetier.archive.access import ArchiveAccess
-from sidetier.archive.errors import DamagedArchiveError, NoArchiveError
+from sidetier.archive.errors import (
+    DamagedArchiveError,
+    NoArchiveError,
+    TailMovedError,
+    UnreadTailError,
+)
 from sidetier.archive.missing_offsets import first_missing
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.partition_archive import ArchiveBounds
@@ -32,12 +43,14 @@ from sidetier.archive.reader.source import (
 from sidetier.archive.reader.time_search import TimeSearch
 from sidetier.archive.segment_bytes import Part
 from sidetier.archive.tail.inventory import TailContents, TailInventory
-from sidetier.archive.tail.merge import ArchivedPart, MergedTail, TailSlice
+from sidetier.archive.tail.merge import ArchivedPart, MergedTail, Reason, TailSlice
 from sidetier.archive.view import ArchiveView, Change
-from sidetier.segments.errors import ArchiveConflictError
+from sidetier.segments.errors import ArchiveConflictError, SidetierError
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 from sidetier.storage.port import IfMatch, ObjectSummary
 from sidetier.storage.ranges import read_range
+
+log: Final = structlog.get_logger()
 
 if TYPE_CHECKING:
     from sidetier.storage.settings import StorageEndpoint
@@ -63,6 +76,10 @@ class SharedTails:
         self._clock = clock
         self._guard = threading.Lock()
         self._stores: dict[StorageEndpoint, _StoreTails] = {}
+
+    def age_of(self, tails: ReadTails) -> float:
+        """Return how long ago packs were listed, in seconds."""
+        return max(0.0, self._clock() - tails.as_of)
 
     def read(self, topic: str, max_age: float) -> ReadTails:
         """Return the packs of the topic's store, not older than `max_age` seconds.
@@ -92,7 +109,11 @@ class _StoreTails:
         with self._guard:
             now = self.clock()
             if self._latest is None or now - self._latest.as_of >= max_age:
-                self._latest = ReadTails(self.inventory.read(), now)
+                contents = self.inventory.read()
+                if self._latest is None or self._latest.contents.problems != contents.problems:
+                    for key, problem in contents.problems.items():
+                        log.warning("tail.unread", key=key, problem=problem)
+                self._latest = ReadTails(contents, now)
             return self._latest
 
 
@@ -104,11 +125,14 @@ class TailLog(StoredLog):
 
 
 class _Tail(NamedTuple):
-    """The tail behind one state of the archive. `logs` has what to read."""
+    """The tail behind one state of the archive. `logs` has what to read; `problem` is why it is
+    nothing, if that is not known to be right.
+    """
 
     merged: MergedTail
     logs: tuple[TailLog, ...]
     as_of: float
+    problem: SidetierError | None = None
 
 
 @dataclass(slots=True)
@@ -156,14 +180,15 @@ class TailedSource:
             NoArchiveError: There is neither an archive nor a tail of the partition.
             StorageError, ArchiveError, ConfigurationError: As `ArchiveSource.open`.
         """
+        packs, max_age = self._packs(max_age)
         try:
             opening = self.archive.open(target, max_age)
         except NoArchiveError:
-            tail = self._tail(None, max_age)
-            if not tail.logs:
+            tail = self._tail(None, packs)
+            if not tail.logs and tail.problem is None:
                 raise
             return self._open_tail(tail, target.offset)
-        return self._joined(opening, max_age)
+        return self._joined(opening, packs)
 
     def open_elsewhere(self, stuck: Stuck) -> Opening:
         """Find other bytes that hold the offset, or the reason why it is missing.
@@ -171,8 +196,16 @@ class TailedSource:
         A pack may have been deleted: then its records are archived, or in another pack.
         """
         if not isinstance(stuck.log, TailLog):
-            return self._joined(self.archive.open_elsewhere(stuck), 0.0)
+            packs, _ = self._packs(0.0)
+            return self._joined(self.archive.open_elsewhere(stuck), packs)
         opening = self.open(Target(stuck.offset), 0.0)
+        if isinstance(opening, AtEnd) and not self._is_stale(stuck.offset):
+            tp = self.archive.archive.tp
+            moved = TailMovedError(
+                f"{tp}: the offsets from {stuck.offset} on were in {stuck.log.key}, and are in no "
+                "pack and no segment now"
+            )
+            return Halted(Failed(tp, stuck.offset, moved))
         if not isinstance(opening, Opened):
             return opening
         first = next(opening.parts)
@@ -195,9 +228,10 @@ class TailedSource:
         """Return the range that archive and tail have; None if there is neither. The archive end
         offset is not in it.
         """
+        packs, max_age = self._packs(max_age)
         bounds = self.archive.archive.bounds(max_age)
         snapshot = self.archive.archive.latest
-        tail = self._tail(None if snapshot is None else snapshot.view, max_age)
+        tail = self._tail(None if snapshot is None else snapshot.view, packs)
         if bounds is not None:
             return replace(bounds, next_offset=max(bounds.next_offset, tail.merged.end))
         if not tail.logs:
@@ -215,8 +249,10 @@ class TailedSource:
         """Find the first record of the tail with at least this timestamp, in ms; None if there is
         none.
         """
+        packs, max_age = self._packs(max_age)
+        self.archive.refresh(max_age)
         snapshot = self.archive.archive.latest
-        tail = self._tail(None if snapshot is None else snapshot.view, max_age)
+        tail = self._tail(None if snapshot is None else snapshot.view, packs)
         for log in tail.logs:
             part = log.part
             if part.source.row.max_timestamp < timestamp:
@@ -227,21 +263,36 @@ class TailedSource:
                 return offset
         return None
 
-    def _joined(self, opening: Opening, max_age: float) -> Opening:
+    def _packs(self, max_age: float) -> tuple[ReadTails, float]:
+        """Read the packs. Return them, and how old the state of the archive may be behind them."""
+        packs = self.tails.read(self.archive.archive.tp.topic, max_age)
+        return packs, min(max_age, self.tails.age_of(packs))
+
+    def _is_stale(self, offset: Offset) -> bool:
+        """Whether the last tail shows that a later leader does not have an offset."""
+        left_out = () if self._known is None else self._known[2].merged.left_out
+        return any(out.reason is Reason.STALE and offset in out.offsets for out in left_out)
+
+    def _joined(self, opening: Opening, packs: ReadTails) -> Opening:
         """Continue what the archive has opened with the tail behind its end."""
         snapshot = self.archive.archive.latest
         view = None if snapshot is None else snapshot.view
         if isinstance(opening, Halted) or opening.as_of is None or view is None:
             return opening
-        tail = self._tail(view, max_age)
+        tail = self._tail(view, packs)
         if isinstance(opening, AtEnd):
             return self._open_tail(tail, opening.offset, opening.as_of)
+        if tail.problem is not None:
+            # Asked again at the end of the archive, where the problem is the answer.
+            return replace(opening, as_of=None)
         parts = self._parts(tail, view.end)
         as_of = min(opening.as_of, tail.as_of)
         return replace(opening, parts=chain(opening.parts, parts), as_of=as_of)
 
     def _open_tail(self, tail: _Tail, offset: Offset, as_of: float | None = None) -> Opening:
         as_of = tail.as_of if as_of is None else min(as_of, tail.as_of)
+        if tail.problem is not None:
+            return Halted(Failed(self.archive.archive.tp, offset, tail.problem))
         if offset < tail.merged.start:
             start = tail.merged.start
             tp, where = self.archive.archive.tp, self.archive.archive.where
@@ -260,11 +311,11 @@ class TailedSource:
                 is_above = bound is not None and max(log.part.start, offset) >= bound.until
                 yield Part(log, 0, log.part.end, 0 if is_above else log.size)
 
-    def _tail(self, view: ArchiveView | None, max_age: float) -> _Tail:
+    def _tail(self, view: ArchiveView | None, packs: ReadTails) -> _Tail:
         """Merge the tail behind a state of the archive. Nothing is merged behind an archive of
-        Pinterest's uploader, or if packs contradict each other.
+        Pinterest's uploader.
         """
-        contents, as_of = self.tails.read(self.archive.archive.tp.topic, max_age)
+        contents, as_of = packs
         etag = None if view is None else view.etag
         known = self._known
         if known is not None and known[0] == etag and known[1] is contents:
@@ -274,11 +325,14 @@ class TailedSource:
         rows = {tp: contents.rows.get(tp, ())}
         if view is not None and view.is_pinterest:
             rows = {tp: ()}
+        problem: SidetierError | None = None
         try:
             merged = replace(contents, rows=rows).merged(tp, archived)
-        except ArchiveConflictError:  # `sidetier tail status` shows it
-            merged = replace(contents, rows={}).merged(tp, archived)
-        tail = _Tail(merged, tuple(map(_as_segment, merged.slices)), as_of)
+        except ArchiveConflictError as error:
+            merged, problem = replace(contents, rows={}).merged(tp, archived), error
+        if merged.unread is not None:
+            problem = UnreadTailError(f"{tp}: {merged.unread}")
+        tail = _Tail(merged, tuple(map(_as_segment, merged.slices)), as_of, problem)
         self._known = etag, contents, tail
         return tail
 

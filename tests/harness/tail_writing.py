@@ -194,7 +194,8 @@ class TailSite:
                 LeaderEpoch(logs[tp].epoch),
                 logs[tp].topic_id,
                 Offset(self.archive_ends.get(tp, 0)),
-                self.archived_epochs.get(tp, NO_EPOCHS),
+                self.archived_epochs.get(tp)
+                or archived_epochs(logs[tp], self.archive_ends.get(tp, 0)),
             )
             for tp in (logs if tps is None else tps)
         }
@@ -209,6 +210,12 @@ class TailSite:
     def packs(self) -> int:
         """Number of packs of this broker."""
         return len(list(self.store.list_objects(LAYOUT.tail_packs_prefix(self.broker))))
+
+
+def archived_epochs(log: PartitionLog, end: int) -> EpochHistory:
+    """The epoch history of an archive that has this log up to an offset."""
+    entries = tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in log.epochs())
+    return EpochHistory(entries).up_to(end)
 
 
 def merged(

@@ -55,7 +55,7 @@ class _Reading:
         """Read the packs, and find where each tail begins."""
         wanted = {tail.tp for tail in self.tails}
         try:
-            contents = self._inventory.read(wanted=lambda row: row.tp in wanted)
+            contents = self._inventory.read(partitions=wanted)
             self.begins = [self._begin(contents, *known) for known in self._known]
         except Exception as error:  # noqa: BLE001 - the reading begins again
             self.error = error

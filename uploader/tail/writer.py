@@ -182,4 +182,7 @@ class TailWriter:
             stored_bytes=found.stored_bytes,
             rewritten=found.rewritten_bytes - before.rewritten_bytes,
             deleted=found.deleted_packs - before.deleted_packs,
+            unread=found.unread_packs,
+            unknown=found.unknown_partitions,
+            stale=found.stale_offsets,
         )

@@ -10,7 +10,7 @@ the leader's log, record by record. Each mutant of the writer must be found.
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -21,7 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidetier.archive.tail.inventory import TailInventory
-from sidetier.archive.tail.merge import MergedTail
+from sidetier.archive.tail.merge import ArchivedPart, MergedTail
+from sidetier.archive.tail.needed_rows import Need
+from sidetier.archive.tail.pack import PackBuilder, TailRow
+from sidetier.archive.tail.read import read_rows
 from sidetier.leadership.port import LedLog
 from sidetier.segments.batches import split_batches
 from sidetier.segments.epoch_history import (
@@ -42,7 +45,7 @@ from sidetier.uploader.tail import cleaning as cleaning_module
 from sidetier.uploader.tail import reader as reader_module
 from sidetier.uploader.tail.begin import TailBegin
 from sidetier.uploader.tail.board import TailPartition
-from sidetier.uploader.tail.cleaning import TailCleaner
+from sidetier.uploader.tail.cleaning import TailCleaner, copy_of
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace
 from sidetier.uploader.watching.disk import LogFile
@@ -120,6 +123,8 @@ class World:
         self.leader = 0
         self.archived = 0
         self.archived_epochs = NO_EPOCHS
+        self.archive_batches: set[tuple[str, int, int]] = set()
+        """The batches in the archive: topic id, offset and leader epoch."""
         self.size = 20
         self._create()
         for site in self.sites:
@@ -206,6 +211,11 @@ class World:
         ends = [end for end in _batch_ends(self.log) if end >= self.archived]
         if ends:
             end = self.rng.choice(ends[: len(ends) // 2 + 1])
+            self.archive_batches |= {
+                (self.log.topic_id, header.base_offset, header.leader_epoch)
+                for header in _headers(self.log)
+                if self.archived <= header.base_offset < end
+            }
             epochs = extend(self.archived_epochs, self.history, Offset(self.archived), Offset(end))
             self.archived, self.archived_epochs = end, epochs
 
@@ -214,6 +224,9 @@ class World:
         if found is not None:
             self.archived = found.offset
             self.archived_epochs = self.archived_epochs.up_to(found.offset)
+            self.archive_batches = {
+                batch for batch in self.archive_batches if batch[1] < found.offset
+            }
 
     @property
     def history(self) -> EpochHistory:
@@ -256,28 +269,43 @@ class World:
         self.rng.choice(self.sites + self.twins).restart()
 
     def clean(self) -> None:
-        site = self.led if self.rng.randrange(3) else self.twins[self.leader]
+        """A sidecar cleans whose broker leads, or has led."""
+        number = self.rng.randrange(BROKERS)
+        site = (self.sites if self.rng.randrange(3) else self.twins)[number]
+        end = Offset(self.archived)
+        part = ArchivedPart(end, self.archived_epochs, self.log.topic_id)
         by = TailCleaner(
-            site.source,
             site.cycle.stores,
             lambda numbers: TailInventory(numbers.store, numbers.layout),
             lambda _: TailPlace(self.store, LAYOUT, encrypts=False),
-            lambda _: None,
+            lambda tp: part if tp == TP and end else None,
             site.broker,
             self.time.clock,
         )
-        self.time.now += 4000
         led = self.led_by(site)
-        if self.rng.randrange(4) == 0:
-            kind = OffsetKind.HIGH_WATERMARK
-            site.source.before[kind] = [lambda: None, self.truncate_and_lead]
+        if number != self.leader:
+            led.pop(TP, None)
         if self.rng.randrange(4) == 0:
             self.store.fail("put", StoreUnavailableError("killed"), nth=1 + self.rng.randrange(2))
-        for _ in range(2):
+        before = self.stored()
+        for _ in range(3):
             with suppress(StorageError, SidetierError):
                 by.run(led)
             self.time.now += 3700
         self.calm()
+        for batch in before - self.stored():
+            is_archived = batch in self.archive_batches or batch[0] != self.log.topic_id
+            assert is_archived, "the only copy is gone"
+
+    def stored(self) -> set[tuple[str, int, int]]:
+        """The batches in live packs: topic id, offset and leader epoch."""
+        contents = TailInventory(self.store, LAYOUT).read()
+        rows = [source for source in contents.rows.get(TP, ()) if not source.row.is_claim]
+        return {
+            (source.row.topic_id, header.base_offset, header.leader_epoch)
+            for source, data in read_rows(self.store, rows)
+            for _, header in split_batches(memoryview(data))
+        }
 
     def calm(self) -> None:
         for site in self.sites:
@@ -289,7 +317,8 @@ class World:
             [self.produce] * 6
             + [self.fetch] * 3
             + [self.run] * 10
-            + [self.elect, self.truncate_and_lead, self.archive, self.kill, self.clean]
+            + [self.elect, self.truncate_and_lead, self.archive, self.kill]
+            + [self.clean] * 2
             + [self.recreate, self.delete_records, self.quarantine, self.write_quietly]
         )
         self.rng.choice(steps)()
@@ -345,7 +374,9 @@ def simulate(seed: int, steps: int = _STEPS) -> None:
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # Packs are copied in short runs, too.
+    monkeypatch.setattr(cleaning_module, "MAX_SMALL_PACKS", 2)
     with structlog.testing.capture_logs():
         yield
 
@@ -359,7 +390,7 @@ def test_the_merged_tail_is_the_leaders_log(seed: int) -> None:
 # -- mutants ------------------------------------------------------------------------------------
 
 _refusal = committed_range.refusal
-_needed = cleaning_module.needed_rows
+_need_of = cleaning_module.need_of
 
 
 def _without_second_ask(
@@ -387,24 +418,29 @@ def _without_claim(*args: object) -> TailBegin:
     return TailBegin(*args)._replace(has_claim=True)  # type: ignore[arg-type]
 
 
+def _below_the_end(row: TailRow, archived: ArchivedPart) -> Need:
+    is_below = row.topic_id == archived.topic_id and row.end <= (archived.end or 0)
+    return Need.ARCHIVED if is_below else _need_of(row, archived)
+
+
+def _without_the_first(rows: Iterable[tuple[TailRow, bytes]]) -> PackBuilder:
+    rows = list(rows)
+    return copy_of(rows[1:] or rows)
+
+
 @contextmanager
 def _mutant(patch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
     if name == "without the second ask":
         patch.setattr(reader_module, "refusal", _without_second_ask)
-        patch.setattr(cleaning_module, "refusal", _without_second_ask)
     elif name == "without the look again":
         patch.setattr(reader_module, "refusal", _without_look_again)
-        patch.setattr(cleaning_module, "refusal", _without_look_again)
         patch.setattr(reader_module, "topic_id_in", lambda _: None)
     elif name == "without claims":
         patch.setattr(begin_module, "TailBegin", _without_claim)
-    elif name == "cleaning drops a live range":
-
-        def drops(*args: object) -> set[int]:
-            found = sorted(_needed(*args))  # type: ignore[arg-type]
-            return set(found[:-1])
-
-        patch.setattr(cleaning_module, "needed_rows", drops)
+    elif name == "cleaning drops what lies below the archive end":
+        patch.setattr(cleaning_module, "need_of", _below_the_end)
+    elif name == "cleaning copies other bytes":
+        patch.setattr(cleaning_module, "copy_of", _without_the_first)
     yield
 
 
@@ -412,7 +448,8 @@ MUTANTS = (
     "without the second ask",
     "without the look again",
     "without claims",
-    "cleaning drops a live range",
+    "cleaning drops what lies below the archive end",
+    "cleaning copies other bytes",
 )
 
 

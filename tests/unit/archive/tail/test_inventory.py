@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from sidetier.archive.errors import TailMovedError, UnreadTailError
 from sidetier.archive.objects.tail_index import (
     StoredTailIndex,
     TailIndex,
@@ -181,8 +182,76 @@ def test_a_reader_goes_on_when_a_pack_is_deleted_while_it_reads_bytes() -> None:
         store.delete_object(second)
 
     store.race("stream", clean, key=second)
-    offsets = [batch.header.base_offset for batch in read_partition(inventory, TP, NOTHING)]
+    offsets = [batch.header.base_offset for batch in read_partition(inventory, TP, lambda: NOTHING)]
     assert offsets == [0, 2, 4, 6]
+
+
+def test_a_reader_is_not_behind_the_archive_and_hears_when_the_tail_moves() -> None:
+    """Cleaning drops rows as soon as they are archived."""
+    store = FakeStorage()
+    for number in range(6):
+        _store(store, 1, number, (number * 4, number * 4 + 4))
+    inventory = TailInventory(store, LAYOUT)
+    ends = iter([0, 16, 16])
+
+    def clean_up_to(end: int) -> None:
+        before = read_tail_index(store, LAYOUT, 1)
+        write_tail_index(store, LAYOUT, 1, range(end // 4, 6), range(end // 4), before)
+        for number in range(end // 4):
+            store.delete_objects([LAYOUT.tail_pack_key(1, number)])
+
+    def archived() -> ArchivedPart:
+        return ArchivedPart(Offset(next(ends)), OLD, TOPIC_ID)
+
+    reading = read_partition(inventory, TP, archived)
+    assert [next(reading).header.next_offset for _ in range(2)] == [2, 4]
+    clean_up_to(16)  # the second and the third pack are gone when they are read
+    got = []
+    with pytest.raises(TailMovedError, match=r"from \d+ up to 24, and has \[16, 24\) now") as caught:
+        got += [batch.header.next_offset for batch in reading]
+    assert caught.value.retry
+    assert got == [6, 8, 10, 12, 14, 16][: len(got)]
+    # A caller that has read the archive up to 8 hears that the tail begins at 16 now.
+    with pytest.raises(TailMovedError):
+        next(read_partition(inventory, TP, archived, Offset(8)))
+    # The archive is asked once the packs were read: cleaning in between leaves no gap.
+    ends = iter([20])
+
+    def cleaned_before() -> ArchivedPart:
+        return archived()
+
+    clean_up_to(20)
+    offsets = [b.header.next_offset for b in read_partition(inventory, TP, cleaned_before)]
+    assert offsets == [22, 24]
+
+
+def test_rows_of_some_partitions_are_read_from_new_packs_and_those_that_have_them() -> None:
+    """Each takeover reads the packs of all brokers."""
+    store = FakeStorage()
+    moved, others = TopicPartition("moved", 0), list(partitions(20))
+
+    def pack(broker: int, number: int, *tps: TopicPartition) -> None:
+        made = MadePack()
+        for tp in tps:
+            made.range(OLD, number * 2, number * 2 + 2, tp=tp)
+        made.store(store, broker, number)
+
+    for broker in range(4):
+        for number in range(10):
+            pack(broker, number, *others, *([moved] if (broker, number) == (2, 3) else []))
+    inventory = TailInventory(store, LAYOUT, max_cached_rows=0)
+    first = inventory.read(partitions=[TopicPartition("another", 1)])
+    assert (first.footers, first.rows) == (40, {})
+    pack(3, 10, *others)
+    store.requests.clear()
+    contents = inventory.read(partitions=[moved])
+    assert [(row.pack.broker, row.pack.number) for row in contents.rows[moved] if row.pack] == [
+        (2, 3)
+    ]
+    assert contents.footers == store.count("stream") == 2
+    # Bounded: what is not remembered is read again.
+    small = TailInventory(store, LAYOUT, max_cached_rows=0, max_known_partitions=30)
+    assert [small.read(partitions=[moved]).footers for _ in range(2)] == [41, 41]
 
 
 def test_a_pack_that_is_gone_for_ever_is_a_problem() -> None:
@@ -191,7 +260,7 @@ def test_a_pack_that_is_gone_for_ever_is_a_problem() -> None:
     write_tail_index(store, LAYOUT, 1, (1, 2), (), StoredTailIndex())
     contents = TailInventory(store, LAYOUT).read()
     missing = LAYOUT.tail_pack_key(1, 2)
-    assert list(contents.problems) == [missing]
+    assert list(contents.problems) == [missing] == [pack.key for pack in contents.unread]
     assert "names this pack" in contents.problems[missing]
     store.fail("stream", ObjectNotFoundError("gone"), times=None)
     assert set(TailInventory(store, LAYOUT).read().problems) == {
@@ -215,7 +284,26 @@ def test_one_damaged_object_does_not_hide_the_others() -> None:
     with pytest.raises(MalformedObjectError):
         TailInventory(store, LAYOUT).packs(BrokerId(1))
     tail = contents.merged(TP, ArchivedPart(Offset(0), topic_id=TOPIC_ID))
-    assert (tail.end, tail.gap) == (0, (0, 4))
+    # A later pack of the same leader shows that the damaged one has no claim of a later one.
+    assert (tail.end, tail.gap, tail.unread) == (0, (0, 4), None)
+
+
+def test_a_reader_hears_of_a_damaged_pack_that_may_have_a_claim() -> None:
+    store = FakeStorage()
+    _store(store, 1, 1, (0, 6), (6, 12))
+    made = MadePack()
+    made.claim(NEW)
+    key = made.store(store, 2, 1)
+    archived = ArchivedPart(Offset(0), OLD, TOPIC_ID)
+    inventory = TailInventory(store, LAYOUT)
+    assert _read(store, archived)[-1] == (4, 6)
+    store.overwrite(key, store.contents()[key][:-1])
+    with pytest.raises(UnreadTailError, match=f"{key} cannot be read, and may show"):
+        next(read_partition(inventory, TP, lambda: archived))
+    write_tail_index(store, LAYOUT, 2, (1,), (), StoredTailIndex())
+    store.delete_object(key)
+    with pytest.raises(UnreadTailError, match=f"{key} cannot be read, and may show"):
+        next(read_partition(inventory, TP, lambda: archived))
 
 
 def _put(store: FakeStorage, key: str) -> str:
@@ -232,7 +320,7 @@ def test_a_pack_with_a_large_index_takes_two_requests() -> None:
     made.range(OLD, 0, 2)
     made.store(store, 1, 1)
     store.requests.clear()
-    contents = TailInventory(store, LAYOUT).read(wanted=lambda row: row.tp == TP)
+    contents = TailInventory(store, LAYOUT).read(partitions=[TP])
     assert (store.count("stream"), list(contents.rows)) == (2, [TP])
 
 
@@ -283,6 +371,7 @@ def test_encrypted_packs_are_read_by_ranges() -> None:
     assert len(list(read_tail(store, contents.merged(TP, NOTHING)))) == 2000
     # A process without keys learns from the metadata that a pack is encrypted.
     unreadable = TailInventory(without_keys(plain), LAYOUT).read()
+    assert unreadable.unread == ()  # it reads other topics
     assert [pack.number for pack in unreadable.packs] == [2]
     assert "key 'k1', which is not configured" in unreadable.problems[key]
 
