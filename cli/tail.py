@@ -128,7 +128,7 @@ def _notes(tail: PartitionTail) -> list[str]:
     if tail.stale_offsets:
         notes.append(
             f"{tail.stale_offsets} offsets were committed, and the newest leader has lost them: an "
-            "unclean election, or a power failure. Only packs have these records, and keep them"
+            "unclean election, or a power failure. Only packs have these records"
         )
     if tail.gap is not None:
         notes.append(f"offsets {range_text(*tail.gap)} are lost: no pack has them")

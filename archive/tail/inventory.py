@@ -2,10 +2,12 @@
 
 Requests: one listing of the brokers; for each broker one GET of the index object, then one LIST for
 every 1,000 packs; for each pack one ranged GET of its end (two if the pack's index does not fit in
-it; with encryption keys one more, for the header of the encrypted format). Packs never change: rows,
-or at least the partitions that a pack has rows of, are kept by key and etag. So to read the rows of
-some partitions again, only new packs and those with such rows are requested. The index object is read before the listing: a pack that
-cleaning has written since is then live by its number.
+it; with encryption keys one more, for the header of the encrypted format).
+
+Packs never change: their rows, or at least the partitions that they have rows of, are kept by key
+and etag. So to read the rows of some partitions again, only new packs are requested, and those that
+have such rows. The index object is read before the listing: a pack that cleaning has written since
+is then live by its number.
 """
 
 import threading
@@ -364,4 +366,6 @@ def _missing(
 ) -> PackRef:
     """Return a pack that is not stored; it was stored before the next one of the broker."""
     later = (pack.modified_ms for pack in packs if pack.number > number)
-    return PackRef(broker, number, layout.tail_pack_key(broker, number), "", 0, next(later, _NEVER_MS))
+    return PackRef(
+        broker, number, layout.tail_pack_key(broker, number), "", 0, next(later, _NEVER_MS)
+    )

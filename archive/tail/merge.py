@@ -19,8 +19,8 @@ Equal offsets of one epoch must have equal bytes. Rows of the same offsets are c
 and checksum; parts of rows that overlap are compared by `read` when it has their bytes.
 
 As long as the claim of a new leader is not in the packs, nothing shows that records of the one
-before it are stale after an unclean election. A pack that cannot be read may have such a claim: then
-a partition has no tail, unless its newest leader has stored rows since (`_unread_reason`).
+before it are stale after an unclean election. A pack that cannot be read may have such a claim:
+then a partition has no tail, unless its newest leader has stored rows since (`_unread_reason`).
 """
 
 from bisect import bisect_right
@@ -553,7 +553,9 @@ def _below_end(
     if end is None or row.start >= min(end, row.end):
         return
     at, stop = row.start, min(end, row.end)
-    for (start, upto), epoch, other in replaced(row, archived.epochs.up_to(end), end, archived.gaps):
+    for (start, upto), epoch, other in replaced(
+        row, archived.epochs.up_to(end), end, archived.gaps
+    ):
         if start > at:
             yield LeftOut(source, OffsetRange(at, start), Reason.ARCHIVED, _archived_text(end))
         at = upto

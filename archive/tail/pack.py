@@ -80,7 +80,7 @@ _COUNTS: Final = slice(10, 13)
 _LEVEL: Final = 6
 MAX_ROWS: Final = 100_000
 MAX_INDEX_BYTES: Final = 16 << 20
-"""Largest index, also decompressed; 112 bytes for each row, and more for epochs and transactions."""
+"""Largest index, also decompressed: 112 bytes for each row, and its epochs and transactions."""
 _MAX_EPOCH: Final = 2**31 - 1
 _TOPIC_ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -643,9 +643,7 @@ def _decode_rows(
         raise _FieldError(
             f"size: the rows have {sum(table[4])} bytes, and the pack {footer.position}"
         )
-    chosen = {
-        place: tp for place, tp in partitions.items() if wanted is None or tp in wanted
-    }
+    chosen = {place: tp for place, tp in partitions.items() if wanted is None or tp in wanted}
     rows = tuple(_rows_of(table, topics, chosen, lists)) if chosen else ()
     return PackIndex(frozenset(partitions.values()), rows)
 

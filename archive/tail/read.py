@@ -116,13 +116,7 @@ def read_partition(
     while True:
         contents = inventory.read(partitions=[tp])
         tail = contents.merged(tp, archived_now())
-        if tail.unread is not None:
-            raise UnreadTailError(f"{tp}: {tail.unread}")
-        if reached is not None and (tail.start > reached or tail.end < max(promised, reached)):
-            raise TailMovedError(
-                f"{tp}: the tail had the offsets from {reached} up to {max(promised, reached)}, and "
-                f"has [{tail.start}, {tail.end}) now: read the archive from {reached} on"
-            )
+        _check_reaches(tail, tp, reached, promised)
         promised = tail.end
         try:
             for batch in read_tail(inventory.store, tail):
@@ -136,6 +130,18 @@ def read_partition(
                 raise
         else:
             return
+
+
+def _check_reaches(
+    tail: MergedTail, tp: TopicPartition, reached: Offset | None, promised: Offset
+) -> None:
+    if tail.unread is not None:
+        raise UnreadTailError(f"{tp}: {tail.unread}")
+    if reached is not None and (tail.start > reached or tail.end < max(promised, reached)):
+        raise TailMovedError(
+            f"{tp}: the tail had the offsets from {reached} up to {max(promised, reached)}, and "
+            f"has [{tail.start}, {tail.end}) now: read the archive from {reached} on"
+        )
 
 
 def read_rows(store: RemoteStorage, rows: Iterable[PackedRow]) -> Iterator[tuple[PackedRow, bytes]]:

@@ -93,8 +93,8 @@ class PromoteOptions(CommandOptions):
     )
     accept_unread: bool = option(
         "--accept-unread",
-        help="Also promote partitions of which a pack that cannot be read may show that their newest "
-        "records were discarded in an unclean election.",
+        help="Also promote partitions although a pack cannot be read that may show that their "
+        "newest records were discarded in an unclean election.",
     )
     parallel: int = option(
         "--parallel",

@@ -1,9 +1,9 @@
 """A model of one replicated partition (KIP-101), its archive, and the tail packs of its sidecars.
 
-Three replicas with epoch histories, clean and unclean elections, truncation, retention and
-recreated topics, power failures that cut committed records; a sidecar beside each broker whose
-cycles stop at every step, also while other cycles of the same broker go on, and which cleans whether
-its broker leads or not. At the end, some packs cannot be read. `Model.act` draws one step.
+Three replicas with epoch histories, clean and unclean elections, truncation, retention, recreated
+topics, and power failures that cut committed records. A sidecar beside each broker, whose cycles
+stop at every step, also while other cycles of the same broker go on, and which cleans whether its
+broker leads or not. At the end, some packs cannot be read. `Model.act` draws one step.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -433,8 +433,7 @@ class Model:
             if self._choose(2):
                 stored_ms = sidecar.stored_ms[number]
                 copied += (
-                    row._replace(first_stored_ms=row.first_stored_ms or stored_ms)
-                    for row in needed
+                    row._replace(first_stored_ms=row.first_stored_ms or stored_ms) for row in needed
                 )
                 needed = []
             sidecar.packs[number] = needed
@@ -532,7 +531,7 @@ class Model:
         merged = merge_rows(part, readable, unread)
         self._check(merged, part, truth, readable, is_whole=False)
 
-    def _check(  # noqa: C901, PLR0913 - one comparison after the other
+    def _check(  # noqa: C901 - one comparison after the other
         self,
         merged: MergedTail,
         part: ArchivedPart,

@@ -7,6 +7,8 @@ broker is asked, so packs of partitions that other brokers lead are cleaned as w
 
 Order of writes, and what a kill leaves:
 
+0. Records that the cluster has lost go to the quarantine (`quarantine`), an hour after the archive
+   was first seen to have others.
 1. New packs: ranges twice, with equal bytes. The next cleaning drops one of each.
 2. The index object (If-Match), without the old packs: packs that are not live.
 3. One hour later, for readers, the old packs are deleted: nothing.
@@ -17,16 +19,20 @@ Memory: the rows of one pack, then a bit for each row, and the bytes of one new 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
 from sidetier.archive.objects.gaps import recorded_gaps
 from sidetier.archive.objects.leader_epochs import read_epoch_history
-from sidetier.archive.objects.tail_index import read_tail_index, write_tail_index
+from sidetier.archive.objects.tail_index import (
+    StoredTailIndex,
+    read_tail_index,
+    write_tail_index,
+)
 from sidetier.archive.objects.watermark import read_watermark
 from sidetier.archive.tail.inventory import PACK_GONE, TailInventory
 from sidetier.archive.tail.merge import ArchivedPart, PackedRow, PackRef, replaced
@@ -45,12 +51,19 @@ from sidetier.segments.errors import (
     StorageError,
 )
 from sidetier.segments.keys import parse_tail_pack_key
-from sidetier.segments.offsets import MAX_OFFSET, BrokerId, OffsetRange, TopicPartition
+from sidetier.segments.offsets import (
+    MAX_OFFSET,
+    BrokerId,
+    LeaderEpoch,
+    OffsetRange,
+    TopicPartition,
+)
 from sidetier.storage.port import LISTED_AT_ONCE, RemoteStorage
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.packs import PackNumbers, TailPlace, store_pack
+from sidetier.uploader.tail.quarantine import runs_in, store_run
 
 _Result = TypeVar("_Result")
 log: Final = structlog.get_logger()
@@ -69,6 +82,8 @@ MAX_ROW_BYTES: Final = 4 << 20
 """Rows are joined up to this size: readers read a row as a whole."""
 DELETED_AFTER: Final = 3600.0
 """Seconds from the index without a pack to the pack's deletion."""
+QUARANTINED_AFTER: Final = 3600.0
+"""Seconds from the first cleaning that has found other records in the archive."""
 ASKED_AGAIN: Final = 3600.0
 """Seconds until the archive of a partition that this broker does not lead is read again."""
 _UNREADABLE: Final = (*PACK_GONE, MalformedObjectError, ChecksumMismatchError, EncryptionError)
@@ -89,7 +104,7 @@ class PackUse(NamedTuple):
         live_bytes: Bytes of the needed rows.
         live_rows: Number of the needed rows.
         is_live: Whether each of its rows is needed, as a byte.
-        may_copy: Whether it is known where its needed rows are stored.
+        may_copy: Whether its needed rows may be copied.
     """
 
     pack: PackRef
@@ -127,34 +142,37 @@ class CleaningPlan(NamedTuple):
 
 def plan_cleaning(uses: Iterable[PackUse], max_bytes: int = MAX_COPIED_BYTES) -> CleaningPlan:
     """Decide what happens to each pack. Pure. The oldest packs are copied first."""
-    drop: list[PackRef] = []
-    live: list[PackUse] = []
-    small: dict[int, list[PackUse]] = defaultdict(list)
-    chosen: dict[int, PackUse] = {}
-    for use in uses:
-        if not use.live_rows:
-            drop.append(use.pack)
-            continue
-        live.append(use)
-        if not use.may_copy:
-            continue
-        if use.is_sparse:
-            chosen[use.pack.number] = use
-        elif use.size_class is not None:
-            small[use.size_class].append(use)
-    for members in small.values():
-        if len(members) >= MAX_SMALL_PACKS:
-            chosen |= {use.pack.number: use for use in members}
+    uses = list(uses)
     copy: list[tuple[PackUse, ...]] = []
-    for batch in _batches([chosen[number] for number in sorted(chosen)]):
+    for batch in _batches(_to_copy(uses)):
         size = sum(use.live_bytes for use in batch)
         # One small pack that only moves is not worth a write.
         if (len(batch) > 1 or batch[0].size >= SIZE_CLASSES[-1]) and size <= max_bytes:
             copy.append(batch)
             max_bytes -= size
     copied = {use.pack.number for batch in copy for use in batch}
-    keep = tuple(use.pack for use in live if use.pack.number not in copied)
-    return CleaningPlan(keep, tuple(drop), tuple(copy))
+    return CleaningPlan(
+        tuple(use.pack for use in uses if use.live_rows and use.pack.number not in copied),
+        tuple(use.pack for use in uses if not use.live_rows),
+        tuple(copy),
+    )
+
+
+def _to_copy(uses: Iterable[PackUse]) -> list[PackUse]:
+    """Return the packs that are worth a copy, the oldest first."""
+    small: dict[int, list[PackUse]] = defaultdict(list)
+    chosen: list[PackUse] = []
+    for use in uses:
+        if not use.live_rows or not use.may_copy:
+            continue
+        if use.is_sparse:
+            chosen.append(use)
+        elif use.size_class is not None:
+            small[use.size_class].append(use)
+    for members in small.values():
+        if len(members) >= MAX_SMALL_PACKS:
+            chosen += members
+    return sorted(chosen, key=lambda use: use.pack.number)
 
 
 def _batches(uses: Iterable[PackUse]) -> Iterator[tuple[PackUse, ...]]:
@@ -195,7 +213,7 @@ class CleaningTotals:
         unread_packs: Live packs that cannot be read. They stay.
         unknown_partitions: Partitions whose archive cannot be read. Their rows stay.
         stale_offsets: Offsets whose records were committed, and that the cluster has lost in an
-            unclean election or a power failure. Their rows stay.
+            unclean election or a power failure. Their rows stay until they are in quarantine.
         rewritten_bytes: Bytes that were copied into new packs.
         deleted_packs: Packs that were deleted.
     """
@@ -208,6 +226,29 @@ class CleaningTotals:
     stale_offsets: int = 0
     rewritten_bytes: int = 0
     deleted_packs: int = 0
+
+
+_RowKey = tuple[TopicPartition, tuple[str, int, int, int]]
+"""Partition and place of a row."""
+
+
+def _key_of(source: PackedRow) -> _RowKey:
+    return source.row.tp, source.place
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What earlier cleanings of a store have seen. Times are monotonic.
+
+    Attributes:
+        dropped: Since when the index has dropped packs, by number.
+        replaced: Since when the archive has other records than rows.
+        moved: Rows whose records are in quarantine.
+    """
+
+    dropped: dict[int, float] = field(default_factory=dict)
+    replaced: dict[_RowKey, float] = field(default_factory=dict)
+    moved: set[_RowKey] = field(default_factory=set)
 
 
 class TailCleaner:
@@ -237,8 +278,7 @@ class TailCleaner:
         self._archived_of = archived_of
         self._broker = broker
         self._clock = clock
-        self._dropped: dict[int, dict[int, float]] = {}
-        """Since when the index has dropped packs, by store and number, in monotonic seconds."""
+        self._seen: dict[int, _Seen] = defaultdict(_Seen)
         self._asked: dict[TopicPartition, tuple[float, ArchivedPart | None]] = {}
         """The archives of partitions of other leaders, and when each was read."""
         self._reported: dict[str, str] = {}
@@ -261,7 +301,8 @@ class TailCleaner:
         )
         found: dict[str, str] = {}
         for numbers in self._stores():
-            judge = _Judge(led, self._ask, self._place_of, found)
+            moved = self._seen[id(numbers.store)].moved
+            judge = _Judge(led, self._ask, self._place_of, moved, found)
             try:
                 self._clean(numbers, judge, totals, stopped)
             except (StorageError, ArchiveError) as error:
@@ -308,6 +349,7 @@ class TailCleaner:
             except _UNREADABLE as error:
                 unread.add(pack.number)
                 judge.found[pack.key] = str(error)
+        self._quarantine(numbers, judge)
         totals.live_packs += sum(use.live_rows > 0 for use in uses) + len(unread)
         totals.stored_bytes += sum(use.pack.size for use in uses)
         totals.live_bytes += sum(use.live_bytes for use in uses)
@@ -327,14 +369,45 @@ class TailCleaner:
         known = set(() if before.index is None else before.index.dropped)
         # Only packs that were read. A name is needed as long as its pack is stored.
         dropped = (known | {pack.number for pack in listing.packs} - keep) & stored.keys()
-        if dropped != known:
-            store, layout = numbers.store, numbers.layout
+        if dropped == known or self._write_index(numbers, keep, dropped, before):
+            self._delete_dropped(
+                numbers.store, {number: stored[number] for number in dropped}, totals
+            )
+
+    def _quarantine(self, numbers: PackNumbers, judge: "_Judge") -> None:
+        """Store what the archive has replaced in the quarantine; the next cleaning drops the rows.
+        Not at once: a divergence of the archive may not be in quarantine yet.
+        """
+        seen, now = self._seen[id(numbers.store)], self._clock.monotonic()
+        since = {key: seen.replaced.get(key, now) for key in map(_key_of, judge.replaced)}
+        seen.replaced = since
+        seen.moved &= judge.moved_rows
+        for run in runs_in(judge.replaced):
+            tp = run[0].row.tp
+            if any(now < since[_key_of(source)] + QUARANTINED_AFTER for source in run):
+                continue
             try:
-                write_tail_index(store, layout, self._broker, sorted(keep), sorted(dropped), before)
-            except PreconditionFailedError:
-                log.warning("tail.index_conflict", broker=self._broker)
-                return  # another sidecar of this broker cleans, too
-        self._delete_dropped(numbers.store, {number: stored[number] for number in dropped}, totals)
+                epoch = judge.newest_archived(tp)
+                prefix = store_run(numbers.store, numbers.layout, self._broker, run, epoch)
+            except SidetierError as error:
+                judge.found[f"{tp}: quarantine"] = str(error)
+                continue
+            seen.moved |= set(map(_key_of, run))
+            log.warning("tail.quarantined", topic=tp.topic, partition=tp.partition, prefix=prefix)
+
+    def _write_index(
+        self, numbers: PackNumbers, keep: set[int], dropped: set[int], before: StoredTailIndex
+    ) -> bool:
+        """Write the index. Return whether it is stored: another sidecar of this broker may clean,
+        too.
+        """
+        store, layout = numbers.store, numbers.layout
+        try:
+            write_tail_index(store, layout, self._broker, sorted(keep), sorted(dropped), before)
+        except PreconditionFailedError:
+            log.warning("tail.index_conflict", broker=self._broker)
+            return False
+        return True
 
     def _copy(
         self,
@@ -373,9 +446,9 @@ class TailCleaner:
         self, store: RemoteStorage, dropped: Mapping[int, str], totals: CleaningTotals
     ) -> None:
         """Delete packs that the stored index has dropped for long enough."""
-        now, known = self._clock.monotonic(), self._dropped.get(id(store), {})
-        since = {number: known.get(number, now) for number in dropped}
-        self._dropped[id(store)] = since
+        now, seen = self._clock.monotonic(), self._seen[id(store)]
+        since = {number: seen.dropped.get(number, now) for number in dropped}
+        seen.dropped = since
         due = [dropped[number] for number in since if since[number] + DELETED_AFTER <= now]
         for at in range(0, len(due), LISTED_AT_ONCE):
             store.delete_objects(due[at : at + LISTED_AT_ONCE])
@@ -414,6 +487,8 @@ class _Judge:
     Attributes:
         found: What stays and why, by partition or key.
         unknown: Partitions whose archive cannot be read.
+        replaced: Rows for whose offsets the archive has other records.
+        moved_rows: Rows whose records are in quarantine.
         stale_offsets: Number of offsets of stale rows.
     """
 
@@ -422,9 +497,13 @@ class _Judge:
         led: Mapping[TopicPartition, TailPartition],
         ask: ArchivedOf,
         place_of: Callable[[str], TailPlace],
+        moved: Container[_RowKey],
         found: dict[str, str],
     ) -> None:
         self._led = led
+        self._moved = moved
+        self.replaced: list[PackedRow] = []
+        self.moved_rows: set[_RowKey] = set()
         self._ask = ask
         self._place_of = place_of
         self.found = found
@@ -439,13 +518,16 @@ class _Judge:
     def use_of(self, pack: PackRef, rows: Iterable[TailRow]) -> PackUse:
         """Return what is needed of a pack."""
         is_live, size, live_bytes, may_copy = bytearray(), 0, 0, True
+        before = len(self.replaced)
         for row in rows:
-            needed = self._is_needed(row)
+            needed = self._is_needed(PackedRow(pack, row))
             is_live.append(needed)
             size += row.size
             if needed:
                 live_bytes += row.size
                 may_copy = may_copy and self._knows_place(row.tp)
+        # Rows that wait for the quarantine stay where they are until then.
+        may_copy = may_copy and len(self.replaced) == before
         return PackUse(pack, size, live_bytes, sum(is_live), bytes(is_live), may_copy)
 
     def encrypts(self, topic: str) -> bool:
@@ -454,7 +536,17 @@ class _Judge:
             self._encrypts[topic] = self._place_of(topic).encrypts
         return self._encrypts[topic]
 
-    def _is_needed(self, row: TailRow) -> bool:
+    def newest_archived(self, tp: TopicPartition) -> LeaderEpoch:
+        """Return the newest leader epoch of which records are archived."""
+        archived = self._archived[tp]
+        assert archived is not None  # noqa: S101 - its rows were found to be replaced
+        return archived.epochs.up_to(archived.end or 0).entries[-1][0]
+
+    def _is_needed(self, source: PackedRow) -> bool:
+        row = source.row
+        if _key_of(source) in self._moved:
+            self.moved_rows.add(_key_of(source))
+            return False
         archived = self._archived_of(row.tp)
         need = Need.NEEDED if archived is None else need_of(row, archived)
         if archived is not None and need is Need.REPLACED:
@@ -464,6 +556,8 @@ class _Judge:
             return False
         if not self._kept.add(row):
             return False
+        if need is Need.REPLACED and row.tp not in self.unknown and not row.is_claim:
+            self.replaced.append(source)
         if need is Need.REPLACED or self._is_stale(row):
             self.stale_offsets += row.end - row.start
             self.found[

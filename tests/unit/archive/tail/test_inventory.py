@@ -207,7 +207,9 @@ def test_a_reader_is_not_behind_the_archive_and_hears_when_the_tail_moves() -> N
     assert [next(reading).header.next_offset for _ in range(2)] == [2, 4]
     clean_up_to(16)  # the second and the third pack are gone when they are read
     got = []
-    with pytest.raises(TailMovedError, match=r"from \d+ up to 24, and has \[16, 24\) now") as caught:
+    with pytest.raises(
+        TailMovedError, match=r"from \d+ up to 24, and has \[16, 24\) now"
+    ) as caught:
         got += [batch.header.next_offset for batch in reading]
     assert caught.value.retry
     assert got == [6, 8, 10, 12, 14, 16][: len(got)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import structlog
 
+from sidetier.archive.objects.quarantine import MoveKind, read_plan
 from sidetier.archive.objects.tail_index import read_tail_index
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import ArchivedPart, PackRef, Reason
@@ -22,6 +23,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from sidetier.uploader.archive.unresolved import read_unresolved
 from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.cleaning import ArchivedOf, TailCleaner
 from sidetier.uploader.tail.cycle import TailCycle
@@ -238,7 +240,7 @@ def test_packs_of_former_partitions_go_when_the_archive_has_their_records(
 def test_rows_are_not_archived_where_the_archive_has_diverged(
     site: TailSite, store: FakeStorage
 ) -> None:
-    """A3: a paused sidecar of epoch 4 archives what epoch 5 has discarded. Once the divergence is in
+    """A paused sidecar of epoch 4 archives what epoch 5 has discarded. Once that is in
     quarantine, the records of epoch 5 must be somewhere.
     """
     log = site.log_dir.create("t", 0, epoch=3)
@@ -258,7 +260,7 @@ def test_rows_are_not_archived_where_the_archive_has_diverged(
 def test_what_the_packs_of_one_broker_show_to_be_stale_another_leader_may_have(
     site: TailSite, other: TailSite, store: FakeStorage
 ) -> None:
-    """A4: two unclean elections. Broker 1 has lost its records of epoch 4; broker 2 has not, and
+    """Two unclean elections. Broker 1 has lost its records of epoch 4; broker 2 has not, and
     continues behind them, because the packs of broker 1 have them.
     """
     log = site.log_dir.create("t", 0, epoch=3)
@@ -289,7 +291,7 @@ def test_what_the_packs_of_one_broker_show_to_be_stale_another_leader_may_have(
 def test_what_only_packs_have_after_a_power_failure_is_kept_and_counted(
     site: TailSite, store: FakeStorage
 ) -> None:
-    """A5: the log comes back without acknowledged records, also once other records have their
+    """The log comes back without acknowledged records, also once other records have their
     offsets and are archived.
     """
     log = site.log_dir.create("t", 0, epoch=4)
@@ -313,8 +315,6 @@ def test_what_only_packs_have_after_a_power_failure_is_kept_and_counted(
     log.roll()
     site.archive_ends[log.tp] = log.log_end
     clean(site, by)
-    site.time.now += 4000
-    by.run(site.led())
     assert by.totals.stale_offsets == 40
     [row] = site.rows()
     contents = TailInventory(store, LAYOUT).read()
@@ -324,6 +324,27 @@ def test_what_only_packs_have_after_a_power_failure_is_kept_and_counted(
     # Readers see why they are not in the tail.
     tail = contents.merged(log.tp, archived(log))
     assert [(out.reason, *out.offsets) for out in tail.left_out] == [(Reason.STALE, 60, 100)]
+    # An hour later, they are in quarantine, as archived records would be; and then in no pack.
+    folder = LAYOUT.quarantine_prefix(log.tp) + f"{60:020d}-epoch-6/"
+    site.time.now += 2999
+    by.run(site.led())
+    assert not list(store.list_objects(folder))
+    store.fail("put", StoreUnavailableError("killed"), nth=2)
+    site.time.now += 1
+    by.run(site.led())
+    by = cleaner(site)  # begins again
+    clean(site, by)
+    assert len(site.rows()) == 1
+    site.time.now += 3600
+    by.run(site.led())
+    assert store.contents()[folder + f"{60:020d}.log"] == data
+    plan = read_plan(store, folder)
+    assert plan is not None
+    assert (plan.kind, plan.next_offset) == (MoveKind.QUARANTINE, 60)
+    assert read_unresolved(store, LAYOUT, [log.tp]).quarantines == {log.tp: 1}
+    assert by.totals.stale_offsets == 40
+    by.run(site.led())
+    assert (by.totals.stale_offsets, live(store)) == (0, [])
 
 
 def test_records_in_a_gap_of_the_archive_are_not_replaced(
@@ -351,7 +372,7 @@ def test_records_in_a_gap_of_the_archive_are_not_replaced(
 
 
 def test_quiet_partitions_have_few_packs(site: TailSite, store: FakeStorage) -> None:
-    """B1: a week of a pack every 5 s would be 120,960 packs of some hundred bytes."""
+    """A week of a pack every 5 s would be 120,960 packs of some hundred bytes."""
     logs = [site.log_dir.create("t", number) for number in range(3)]
     by = cleaner(site)
     most, sent = 0, 0
@@ -379,7 +400,7 @@ def test_quiet_partitions_have_few_packs(site: TailSite, store: FakeStorage) -> 
 
 
 def test_a_pack_that_is_stored_twice_is_needed_once(site: TailSite, store: FakeStorage) -> None:
-    """B4: a store that stores, and answers too late."""
+    """A store that stores, and answers too late."""
     log = site.log_dir.create("t", 0)
     log.append(5)
     site.run()
@@ -401,7 +422,7 @@ def test_a_pack_that_is_stored_twice_is_needed_once(site: TailSite, store: FakeS
 def test_packs_of_a_recreated_topic_can_be_read_and_those_of_the_deleted_one_go(
     site: TailSite, other: TailSite, store: FakeStorage
 ) -> None:
-    """B5: broker 1 led the deleted topic, and does not lead the new one. No archive yet."""
+    """Broker 1 led the deleted topic, and does not lead the new one. No archive yet."""
     log = site.log_dir.create("t", 0)
     log.append(20)
     site.run()
@@ -422,7 +443,7 @@ def test_packs_of_a_recreated_topic_can_be_read_and_those_of_the_deleted_one_go(
 def test_one_damaged_pack_or_unknown_archive_does_not_end_the_cleaning(
     site: TailSite, store: FakeStorage
 ) -> None:
-    """C3: and both show in the totals."""
+    """And both show in the totals."""
     log, refused = site.log_dir.create("t", 0), site.log_dir.create("refused", 0)
     for _ in range(4):
         log.append(5)
@@ -449,7 +470,7 @@ def test_one_damaged_pack_or_unknown_archive_does_not_end_the_cleaning(
 def test_memory_does_not_grow_with_the_number_of_packs(
     site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B3: the rows of one pack at a time."""
+    """The rows of one pack at a time."""
     log = site.log_dir.create("t", 0)
     for _ in range(12):
         log.append(2)
