@@ -13,19 +13,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import structlog
+
 from sidetier.archive.access import ArchiveAccess
-from sidetier.archive.errors import TailMovedError
+from sidetier.archive.errors import TailMovedError, UnreadTailError
 from sidetier.archive.objects.segment import PackedLog, RowTransactions, StoredLog
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.archive.partition_archive import ArchiveSnapshot, PartitionArchive
 from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.tail.inventory import TailContents, TailInventory
-from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow, Reason, TailSlice
+from sidetier.archive.tail.merge import (
+    ArchivedPart,
+    MergedTail,
+    PackedRow,
+    PackRef,
+    Reason,
+    TailSlice,
+)
 from sidetier.archive.view import ArchiveView, Extract
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import ArchiveConflictError, SidetierError
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import ObjectPart
+
+log: Final = structlog.get_logger()
 
 if TYPE_CHECKING:
     from sidetier.storage.settings import StorageEndpoint
@@ -106,7 +117,11 @@ class _StoreTails:
         with self._guard:
             now = self.clock()
             if self._latest is None or now - self._latest.as_of >= max_age:
-                self._latest = ReadTails(self.inventory.read(), now, self.clock())
+                contents = self.inventory.read()
+                if known is None or known.contents.problems != contents.problems:
+                    for key, problem in contents.problems.items():
+                        log.warning("tail.unread", key=key, problem=problem)
+                self._latest = ReadTails(contents, now, self.clock())
             return self._latest
 
 
@@ -117,6 +132,7 @@ class _Tail(NamedTuple):
 
     etag: str | None
     rows: Sequence[PackedRow]
+    unread: Sequence[PackRef]
     merged: MergedTail
     logs: tuple[PackedLog, ...]
     problem: SidetierError | None = None
@@ -218,7 +234,7 @@ class TailedArchive(PartitionArchive):
         if archived is not None and archived.is_pinterest:
             rows = ()
         known = self._joined
-        if known is not None and (known.tail.etag, known.tail.rows) == (etag, rows):
+        if known is not None and known.tail[:3] == (etag, rows, contents.unread):
             return known.tail
         part = self._archived_part(archived, rows)
         problem: SidetierError | None = None
@@ -226,7 +242,10 @@ class TailedArchive(PartitionArchive):
             merged = replace(contents, rows={self.tp: rows}).merged(self.tp, part)
         except ArchiveConflictError as error:
             merged, problem = replace(contents, rows={}).merged(self.tp, part), error
-        return _Tail(etag, rows, merged, tuple(map(_as_segment, merged.slices)), problem)
+        if merged.unread is not None:
+            problem = UnreadTailError(f"{self.tp}: {merged.unread}")
+        logs = tuple(map(_as_segment, merged.slices))
+        return _Tail(etag, rows, contents.unread, merged, logs, problem)
 
     def _archived_part(
         self, archived: ArchiveView | None, rows: Sequence[PackedRow]

@@ -23,19 +23,18 @@ from tests.harness.tail_writing import OffsetsByHand, merged
 def tail_writer(site: Site, registry: CollectorRegistry) -> TailWriter:
     """A writer whose cycles follow each other at once."""
     source = OffsetsByHand(lambda: site.log_dirs[0].partitions)
-    sender = ThreadedSender(2, SYSTEM_CLOCK.wall)
     cycle = TailCycle(
         source,
         lambda _: TailPlace(site.store, LAYOUT, encrypts=False),
         lambda place: TailInventory(place.store, place.layout),
-        sender,
+        ThreadedSender(SYSTEM_CLOCK.wall),
         BrokerId(1),
         SYSTEM_CLOCK,
         0.05,
     )
     board = TailBoard(TailConfig(interval=1.0, topics=("t",)))
     return TailWriter(
-        cycle, None, board, sender, (source,), 0.05, 600.0, SYSTEM_CLOCK, Metrics(registry)
+        cycle, None, board, (source,), 0.05, 600.0, SYSTEM_CLOCK, Metrics(registry)
     )
 
 
