@@ -29,7 +29,7 @@ from sidetier.endpoint.live.logs import LiveLogs
 from sidetier.endpoint.live.reads import LiveState
 from sidetier.endpoint.log_limits import FewPerSubject, Once
 from sidetier.endpoint.transactions import ServedTransactions
-from sidetier.segments.errors import SidetierError, StoreTimeoutError
+from sidetier.segments.errors import SidetierError, StoreTimeoutError, StoreUnavailableError
 from sidetier.segments.headers import batch_bytes
 from sidetier.segments.names import partition_count
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -127,6 +127,17 @@ class Partition:
                 )
         self._reported_changes = len(latest.changes)
         return latest.view
+
+    def require_known_end(self) -> None:
+        """Check that the end of the latest view is that of the tail.
+
+        Raises:
+            StoreUnavailableError: A pack cannot be read, or contradicts another one.
+        """
+        problem = self.archive.problem
+        if problem is not None:
+            # Clients that stop at the end would take it for the last record.
+            raise StoreUnavailableError(f"it is not known what follows the archive: {problem}")
 
     def renew(self) -> None:
         """List all objects again: one of them is not as it was listed. Raises as `view`."""

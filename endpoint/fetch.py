@@ -541,6 +541,8 @@ class Fetcher:
             start = Offset(0) if is_start else _NONE
             aborted = () if isolated and is_start else None
             return FetchedData(asked.partition, error, start, start, start, aborted)
+        if offset >= view.end:
+            partition.require_known_end()
         if not view.start <= offset <= view.end:
             if offset > view.end and self._may_be_in_tail(partition, view, offset):
                 state = state_of(view), None
@@ -560,8 +562,6 @@ class Fetcher:
         archive = partition.archive
         if not isinstance(archive, TailedArchive):
             return False
-        if archive.problem is not None:
-            raise archive.problem
         if archive.unreadable:
             raise StoreUnavailableError(
                 f"{view.where}: offset {offset} is above the end, {view.end}, and a tail pack "

@@ -329,6 +329,7 @@ class OffsetAnswers:
         if isolation == _READ_COMMITTED:
             limit = partition.transactions.last_stable_offset(view)
         if timestamp == LATEST:
+            partition.require_known_end()
             return ListedOffset(ErrorCode.none, limit)
         key = (partition.tp, view.etag, view.end, timestamp)
         with self._guard:

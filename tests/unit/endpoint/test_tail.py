@@ -174,7 +174,11 @@ def test_waiting_clients_share_one_reading_of_the_packs() -> None:
         assert parts.read(beyond).error_code is ErrorCode.offset_out_of_range
         log.archive.put(LAYOUT.tail_pack_key(BrokerId(2), 1), b"no pack")
         clock.now += 20
-        assert parts.read(beyond).error_code is ErrorCode.kafka_storage_error
+        assert parts.read(0).error_code is NONE
+        for offset in (12, end, beyond):  # the archive ends at 12: that is no end
+            assert parts.read(offset).error_code is ErrorCode.kafka_storage_error
+        assert parts.offsets.list_offset("orders", 0, -1, 0).error is ErrorCode.kafka_storage_error
+        assert parts.offsets.list_offset("orders", 0, -2, 0) == (NONE, 0, -1)
 
 
 @pytest.mark.parametrize("becomes", ["pack", "segment"])
