@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sidetier.archive.tail.inventory import TailInventory
-from sidetier.archive.tail.pack import PackBuilder
+from sidetier.archive.tail.pack import PackBuilder, TailRow
 from sidetier.segments.errors import BrokerUnavailableError, StoreUnavailableError
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -15,6 +15,7 @@ from sidetier.uploader.tail import cycle as cycle_module
 from sidetier.uploader.tail import reader as reader_module
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace
+from sidetier.uploader.tail.ranges import read_range
 from sidetier.wire.log_offsets import OffsetKind
 from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import PartitionLog, record_batch
@@ -426,22 +427,20 @@ def test_nothing_counts_as_sent_that_was_not_handed_over(
 
 
 def reading_breaks(bad: PartitionLog, patch: pytest.MonkeyPatch) -> None:
-    real = reader_module.read_range
 
     def read(directory: str, *args: object) -> object:
         if directory == str(bad.path):
             raise ValueError("a defect")
-        return real(directory, *args)  # type: ignore[arg-type]
+        return read_range(directory, *args)  # type: ignore[arg-type]
 
     patch.setattr(reader_module, "read_range", read)
 
 
 def row_breaks(bad: PartitionLog, patch: pytest.MonkeyPatch) -> None:
     """A row that no pack has."""
-    real = reader_module.TailRow
 
     def row(tp: TopicPartition, *args: object) -> object:
-        found = real(tp, *args)  # type: ignore[arg-type]
+        found = TailRow(tp, *args)  # type: ignore[arg-type]
         return found._replace(log_start=Offset(-1)) if tp == bad.tp else found
 
     patch.setattr(reader_module, "TailRow", row)
