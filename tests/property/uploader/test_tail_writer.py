@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import ArchivedPart, MergedTail
-from sidetier.archive.tail.needed_rows import Need
+from sidetier.archive.tail.needed_rows import Need, need_of
 from sidetier.archive.tail.pack import PackBuilder, TailRow
 from sidetier.archive.tail.read import read_rows
 from sidetier.leadership.port import LedLog
@@ -294,7 +294,6 @@ def test_the_merged_tail_is_the_leaders_log(seed: int) -> None:
 # -- mutants ------------------------------------------------------------------------------------
 
 _refusal = committed_range.refusal
-_need_of = cleaning_module.need_of
 
 
 def _without_second_ask(
@@ -320,7 +319,7 @@ def _without_look_again(
 
 def _below_the_end(row: TailRow, archived: ArchivedPart) -> Need:
     is_below = row.topic_id == archived.topic_id and row.end <= (archived.end or 0)
-    return Need.ARCHIVED if is_below else _need_of(row, archived)
+    return Need.ARCHIVED if is_below else need_of(row, archived)
 
 
 def _without_the_first(rows: Iterable[tuple[TailRow, bytes]]) -> PackBuilder:
