@@ -78,7 +78,7 @@ MAX_SMALL_PACKS: Final = 8
 MAX_COPIED_BYTES: Final = 256 << 20
 """Bytes that one cleaning copies."""
 MAX_PACK_BYTES: Final = 32 << 20
-MAX_PACK_ROWS: Final = 20_000
+MAX_PACK_ROWS: Final = 40_000
 """Rows that are copied into one pack, before those that follow each other are joined."""
 MAX_ROW_BYTES: Final = 4 << 20
 """Rows are joined up to this size: readers read a row as a whole."""

@@ -2,6 +2,7 @@
 
 import gc
 from contextlib import suppress
+from itertools import count, islice
 
 import pytest
 import structlog
@@ -23,7 +24,13 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.archive.unresolved import read_unresolved
 from sidetier.uploader.tail.board import TailPartition
-from sidetier.uploader.tail.cleaning import ArchivedOf, TailCleaner
+from sidetier.uploader.tail.cleaning import (
+    MAX_ROW_BYTES,
+    ArchivedOf,
+    PackUse,
+    TailCleaner,
+    plan_cleaning,
+)
 from sidetier.uploader.tail.packs import TailPlace, store_pack
 from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import PartitionLog
@@ -400,6 +407,38 @@ def test_quiet_partitions_have_few_packs(site: TailSite, store: FakeStorage) -> 
     site.time.now += 3600
     by.run(site.led())
     assert site.packs() <= 2 * most
+
+
+def test_a_week_of_packs_that_are_all_needed() -> None:
+    """Every 5 s, 20 kB of 200 partitions: the plans of 1,008 cleanings."""
+    sizes: dict[int, tuple[int, int]] = {}
+    numbers = count()
+    settled, most, written = -1, 0, 0
+    for _ in range(7 * 144):
+        highest = 0
+        for highest in islice(numbers, 120):
+            sizes[highest] = 20_000, 200
+        uses = [_use(number, *sizes[number]) for number in sizes if number <= settled]
+        plan = plan_cleaning(uses)
+        assert not plan.drop
+        assert len(plan.keep) + sum(map(len, plan.copy)) == len(uses)
+        for batch in plan.copy:
+            for use in batch:
+                del sizes[use.pack.number]
+            size = sum(use.size for use in batch)
+            highest = next(numbers)
+            sizes[highest] = size, max(200, size // MAX_ROW_BYTES)
+            written += size
+        settled, most = highest, max(most, len(sizes))
+    assert most < 300
+    assert sum(size for size, _ in sizes.values()) == 7 * 17_280 * 20_000
+    # Each byte is copied about twice.
+    assert written < 3 * 7 * 17_280 * 20_000
+
+
+def _use(number: int, size: int, rows: int) -> PackUse:
+    pack = PackRef(BrokerId(1), number, str(number), "etag", size, 0)
+    return PackUse(pack, size, size, rows, b"")
 
 
 def test_a_pack_that_is_stored_twice_is_needed_once(site: TailSite, store: FakeStorage) -> None:
