@@ -57,6 +57,7 @@ from sidetier.segments.offsets import (
     MAX_OFFSET,
     BrokerId,
     LeaderEpoch,
+    Offset,
     OffsetRange,
     TopicPartition,
 )
@@ -549,6 +550,7 @@ class _Judge:
         self._gaps: dict[TopicPartition, list[OffsetRange]] = {}
         self._logs: dict[TopicPartition, EpochHistory] = {}
         self._encrypts: dict[str, bool] = {}
+        self._stale: dict[str, Offset] = {}
 
     def use_of(self, pack: PackRef, rows: Iterable[TailRow]) -> PackUse:
         """Return what is needed of a pack."""
@@ -595,11 +597,11 @@ class _Judge:
             self.replaced.append(source)
         if need is Need.REPLACED or self._is_stale(row):
             self.stale_offsets += row.end - row.start
-            self.found[
-                f"{row.tp}, offsets [{row.start}, {row.end}) of leader epoch {row.last_epoch}"
-            ] = (
-                "they were committed, and the cluster has lost them in an unclean election or a "
-                "power failure: only this pack has their records"
+            what = f"{row.tp}, leader epoch {row.last_epoch}"
+            self._stale[what] = min(row.start, self._stale.get(what, row.start))
+            self.found[what] = (
+                f"the cluster has lost committed records from offset {self._stale[what]} on, in an "
+                "unclean election or a power failure: only packs have them"
             )
         return True
 

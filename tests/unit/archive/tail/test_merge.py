@@ -258,6 +258,8 @@ def test_a_pack_that_cannot_be_read_may_have_a_claim() -> None:
         assert merge(_archived(0, old), [*rows, more], [unread]).end == end
         copy = PackedRow(more.pack, more.row._replace(first_stored_ms=1500))
         assert merge(_archived(0, old), [*rows, copy], [unread]).end == 0
+        copy = PackedRow(unread, more.row._replace(first_stored_ms=stored_ms))
+        assert merge(_archived(0, old), [*rows, copy], [unread]).end == end
     # Without records there is nothing to withhold.
     assert merge(_archived(100, old), rows, [unread]).unread is None
 

@@ -323,7 +323,8 @@ def test_what_only_packs_have_after_a_power_failure_is_kept_and_counted(
         clean(site, by)
     assert by.totals.stale_offsets == 40
     [entry] = [each for each in logs if each["event"] == "tail.kept"]
-    assert "t-0, offsets [60, 100) of leader epoch 4" in entry["what"]
+    assert entry["what"] == "t-0, leader epoch 4"
+    assert "lost committed records from offset 60 on" in entry["reason"]
     log.append(100)
     log.roll()
     site.archive_ends[log.tp] = log.log_end
