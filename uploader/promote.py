@@ -128,11 +128,11 @@ def promote(  # noqa: PLR0913 - one argument for each limit
     return [results[tp] for tp in sorted(results)]
 
 
-def _groups(tails: Iterable[PartitionTail], most: int) -> Iterator[list[PartitionTail]]:
+def _groups(tails: Iterable[PartitionTail], max_bytes: int) -> Iterator[list[PartitionTail]]:
     group: list[PartitionTail] = []
     size = 0
     for tail in tails:
-        if group and size + tail.size > most:
+        if group and size + tail.size > max_bytes:
             yield group
             group, size = [], 0
         group.append(tail)

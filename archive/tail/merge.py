@@ -485,23 +485,17 @@ def _unread_reason(
     """Return why a pack that cannot be read leaves the tail empty; None if none does.
 
     It may have the claim of a later leader, which has discarded records. It has not if the newest
-    leader that is known has stored a row after it: in a later pack of the same broker, or in one of
-    another broker, and longer after it than a replaced leader can take itself for the leader.
+    leader that is known has stored a row after it: in a later pack of the same broker, or so much
+    later that a leader that was replaced would know.
     """
     newest = epochs.entries[-1][0] if epochs.entries else None
     witnesses = [
-        source.pack
-        for source in ours
-        if source.pack is not None
-        and source.row.leader_epoch == newest
-        and not source.row.first_stored_ms
+        source for source in ours if source.pack is not None and source.row.leader_epoch == newest
     ]
     for pack in unread:
         is_older = any(
-            pack.number < each.number
-            if pack.broker == each.broker
-            else pack.modified_ms + ZOMBIE_MS < each.modified_ms
-            for each in witnesses
+            pack.modified_ms + ZOMBIE_MS < source.first_stored_ms or _is_behind(source, pack)
+            for source in witnesses
         )
         if not is_older:
             return (
@@ -509,6 +503,16 @@ def _unread_reason(
                 f"{newest} has discarded these records"
             )
     return None
+
+
+def _is_behind(source: PackedRow, pack: PackRef) -> bool:
+    """Whether a row is in a later pack of the same broker, and not as a copy."""
+    return (
+        source.pack is not None
+        and source.pack.broker == pack.broker
+        and source.pack.number > pack.number
+        and not source.row.first_stored_ms
+    )
 
 
 def runs_of(row: TailRow) -> Iterator[tuple[LeaderEpoch, Offset, Offset]]:

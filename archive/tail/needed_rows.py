@@ -87,8 +87,7 @@ def joined(first: TailRow, second: TailRow, max_bytes: int) -> TailRow | None:
     if (
         first.is_claim
         or second.is_claim
-        or (first.tp, first.topic_id, first.leader_epoch, first.end)
-        != (second.tp, second.topic_id, second.leader_epoch, second.start)
+        or (first.tp, first.topic_id, first.end) != (second.tp, second.topic_id, second.start)
         or first.size + second.size > max_bytes
         or not _is_one_history(first, second)
         or is_cut(first.epochs, log_start) != is_cut(first.epochs, first.log_start)
@@ -107,6 +106,8 @@ def joined(first: TailRow, second: TailRow, max_bytes: int) -> TailRow | None:
 
 
 def _is_one_history(first: TailRow, second: TailRow) -> bool:
-    """Whether the second row's epoch history is the end of the first one's."""
+    """Whether the second row's epoch history, with its leader epoch, is the end of the first
+    one's.
+    """
     entries, later = first.epochs.entries, second.epochs.entries
     return entries[-len(later) :] == later

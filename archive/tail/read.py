@@ -192,7 +192,7 @@ class _Request(NamedTuple):
     wanted: list[_Wanted]
 
 
-def _requests(wanted: Iterable[_Wanted], most: int) -> Iterator[_Request]:
+def _requests(wanted: Iterable[_Wanted], max_bytes: int) -> Iterator[_Request]:
     """Join the ranges of consecutive slices that are close together in one pack."""
     request: _Request | None = None
     for each in wanted:
@@ -202,7 +202,7 @@ def _requests(wanted: Iterable[_Wanted], most: int) -> Iterator[_Request]:
             request is not None
             and request.pack.key == each.pack.key
             and request.start <= row.position <= request.end + _MAX_UNUSED
-            and end - request.start <= most
+            and end - request.start <= max_bytes
         ):
             request.wanted.append(each)
             request = request._replace(end=max(request.end, end))

@@ -55,6 +55,7 @@ from sidetier.segments.offsets import (
     MAX_OFFSET,
     BrokerId,
     LeaderEpoch,
+    Offset,
     OffsetRange,
     TopicPartition,
 )
@@ -76,7 +77,7 @@ MAX_SMALL_PACKS: Final = 8
 MAX_COPIED_BYTES: Final = 256 << 20
 """Bytes that one cleaning copies."""
 MAX_PACK_BYTES: Final = 32 << 20
-MAX_PACK_ROWS: Final = 20_000
+MAX_PACK_ROWS: Final = 40_000
 """Rows that are copied into one pack, before those that follow each other are joined."""
 MAX_ROW_BYTES: Final = 4 << 20
 """Rows are joined up to this size: readers read a row as a whole."""
@@ -514,6 +515,7 @@ class _Judge:
         self._gaps: dict[TopicPartition, list[OffsetRange]] = {}
         self._logs: dict[TopicPartition, EpochHistory] = {}
         self._encrypts: dict[str, bool] = {}
+        self._stale: dict[str, Offset] = {}
 
     def use_of(self, pack: PackRef, rows: Iterable[TailRow]) -> PackUse:
         """Return what is needed of a pack."""
@@ -560,11 +562,11 @@ class _Judge:
             self.replaced.append(source)
         if need is Need.REPLACED or self._is_stale(row):
             self.stale_offsets += row.end - row.start
-            self.found[
-                f"{row.tp}, offsets [{row.start}, {row.end}) of leader epoch {row.last_epoch}"
-            ] = (
-                "they were committed, and the cluster has lost them in an unclean election or a "
-                "power failure: only this pack has their records"
+            what = f"{row.tp}, leader epoch {row.last_epoch}"
+            self._stale[what] = min(row.start, self._stale.get(what, row.start))
+            self.found[what] = (
+                f"the cluster has lost committed records from offset {self._stale[what]} on, in an "
+                "unclean election or a power failure: only packs have them"
             )
         return True
 

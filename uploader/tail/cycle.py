@@ -249,8 +249,7 @@ class TailCycle:
             # First: every transaction below it is decided below the high watermark, too.
             stable = self._reader.ask(OffsetKind.LAST_STABLE, [tail.led for tail in inexact])
             for tail, answer in zip(inexact, stable, strict=True):
-                is_known = isinstance(answer, AnsweredOffset)
-                tail.last_stable = answer.offset if is_known else None
+                tail.last_stable = answer.offset if isinstance(answer, AnsweredOffset) else None
         ends = self._reader.ask(OffsetKind.HIGH_WATERMARK, self._asked)
         now = self._clock.monotonic()
         for tail, answer in zip(self._tails.values(), ends, strict=True):

@@ -258,5 +258,27 @@ def test_a_pack_that_cannot_be_read_may_have_a_claim() -> None:
         assert merge(_archived(0, old), [*rows, more], [unread]).end == end
         copy = PackedRow(more.pack, more.row._replace(first_stored_ms=1500))
         assert merge(_archived(0, old), [*rows, copy], [unread]).end == 0
+        copy = PackedRow(unread, more.row._replace(first_stored_ms=stored_ms))
+        assert merge(_archived(0, old), [*rows, copy], [unread]).end == end
     # Without records there is nothing to withhold.
     assert merge(_archived(100, old), rows, [unread]).unread is None
+
+
+def test_epochs_of_a_gap_are_not_archived() -> None:
+    """Retention had deleted their records, so nothing has shown that a later leader has others."""
+    archived = history((11, 0), (13, 2), (17, 6), (19, 9))
+    gap = OffsetRange(Offset(0), Offset(9))
+    claims = [_claim(1, history((11, 0), (13, 2), (19, 3)))]
+    ranges = [_range(2, history((19, 3)), 11, 14)]
+    assert merge(_archived(11, archived, gap), [*claims, *ranges]).end == 14
+
+
+def test_a_tail_is_not_joined_where_an_unread_pack_may_show_a_divergence() -> None:
+    """The newest leader has stored a range since, which does not show what it has below."""
+    archived, local = history((8, 2), (14, 5)), history((10, 2), (19, 7))
+    unread = _at(_claim(1, local), 1, 1000).pack
+    assert unread is not None
+    later = _at(_range(2, local, 7, 8), 1, 2000)
+    merged = merge(_archived(7, archived), [later], [unread])
+    assert merged.end == 7
+    assert "packs/1 cannot be read" in (merged.unread or "")

@@ -11,6 +11,7 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.tail import cycle as cycle_module
 from sidetier.uploader.tail import readings as readings_module
+from sidetier.uploader.tail.begin import find_begin
 from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace
@@ -298,12 +299,10 @@ def test_a_claim_does_not_wait_for_a_long_reading(site: TailSite, store: FakeSto
 def test_an_error_in_one_begin_holds_one_partition(
     site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = readings_module.find_begin
-
     def broken(led: TailPartition, *args: object) -> object:
         if led.tp.partition == 0:
             raise KeyError("a defect")
-        return found(led, *args)  # type: ignore[arg-type]
+        return find_begin(led, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(readings_module, "find_begin", broken)
     bad, good = site.log_dir.create("t", 0), site.log_dir.create("t", 1)

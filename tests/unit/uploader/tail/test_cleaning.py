@@ -2,6 +2,7 @@
 
 import gc
 from contextlib import suppress
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -25,7 +26,13 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.archive.unresolved import read_unresolved
 from sidetier.uploader.tail.board import TailPartition
-from sidetier.uploader.tail.cleaning import ArchivedOf, TailCleaner
+from sidetier.uploader.tail.cleaning import (
+    MAX_ROW_BYTES,
+    ArchivedOf,
+    PackUse,
+    TailCleaner,
+    plan_cleaning,
+)
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace, store_pack
 from tests.harness.daemons import LAYOUT
@@ -310,7 +317,8 @@ def test_what_only_packs_have_after_a_power_failure_is_kept_and_counted(
         clean(site, by)
     assert by.totals.stale_offsets == 40
     [entry] = [each for each in logs if each["event"] == "tail.kept"]
-    assert "t-0, offsets [60, 100) of leader epoch 4" in entry["what"]
+    assert entry["what"] == "t-0, leader epoch 4"
+    assert "lost committed records from offset 60 on" in entry["reason"]
     log.append(100)
     log.roll()
     site.archive_ends[log.tp] = log.log_end
@@ -332,10 +340,7 @@ def test_what_only_packs_have_after_a_power_failure_is_kept_and_counted(
     store.fail("put", StoreUnavailableError("killed"), nth=2)
     site.time.now += 1
     by.run(site.led())
-    by = cleaner(site)  # begins again
-    clean(site, by)
-    assert len(site.rows()) == 1
-    site.time.now += 3600
+    assert [row.key for row in store.list_objects(folder)] == [folder + "plan.json"]
     by.run(site.led())
     assert store.contents()[folder + f"{60:020d}.log"] == data
     plan = read_plan(store, folder)
@@ -397,6 +402,38 @@ def test_quiet_partitions_have_few_packs(site: TailSite, store: FakeStorage) -> 
     site.time.now += 3600
     by.run(site.led())
     assert site.packs() <= 2 * most
+
+
+def test_a_week_of_packs_that_are_all_needed() -> None:
+    """Every 5 s, 20 kB of 200 partitions: the plans of 1,008 cleanings."""
+    sizes: dict[int, tuple[int, int]] = {}
+    numbers = count()
+    settled, most, written = -1, 0, 0
+    for _ in range(7 * 144):
+        highest = 0
+        for highest in islice(numbers, 120):
+            sizes[highest] = 20_000, 200
+        uses = [_use(number, *sizes[number]) for number in sizes if number <= settled]
+        plan = plan_cleaning(uses)
+        assert not plan.drop
+        assert len(plan.keep) + sum(map(len, plan.copy)) == len(uses)
+        for batch in plan.copy:
+            for use in batch:
+                del sizes[use.pack.number]
+            size = sum(use.size for use in batch)
+            highest = next(numbers)
+            sizes[highest] = size, max(200, size // MAX_ROW_BYTES)
+            written += size
+        settled, most = highest, max(most, len(sizes))
+    assert most < 300
+    assert sum(size for size, _ in sizes.values()) == 7 * 17_280 * 20_000
+    # Each byte is copied about twice.
+    assert written < 3 * 7 * 17_280 * 20_000
+
+
+def _use(number: int, size: int, rows: int) -> PackUse:
+    pack = PackRef(BrokerId(1), number, str(number), "etag", size, 0)
+    return PackUse(pack, size, size, rows, b"")
 
 
 def test_a_pack_that_is_stored_twice_is_needed_once(site: TailSite, store: FakeStorage) -> None:

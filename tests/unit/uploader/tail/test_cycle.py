@@ -6,15 +6,18 @@ from pathlib import Path
 import pytest
 
 from sidetier.archive.tail.inventory import TailInventory
-from sidetier.archive.tail.pack import PackBuilder
+from sidetier.archive.tail.pack import PackBuilder, TailRow
 from sidetier.segments.errors import BrokerUnavailableError, StoreUnavailableError
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.tail import cycle as cycle_module
+from sidetier.uploader.tail import ranges as ranges_module
 from sidetier.uploader.tail import reader as reader_module
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace
+from sidetier.uploader.tail.ranges import read_range
+from sidetier.uploader.watching.disk import list_names
 from sidetier.wire.log_offsets import OffsetKind
 from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import PartitionLog, record_batch
@@ -228,6 +231,29 @@ def test_segments_that_roll_in_a_range_and_a_log_that_begins_later(
     assert merged(store, log, log.bases()[0]).end == log.log_end
 
 
+def test_a_listing_that_lacks_a_segment_hides_no_record(
+    site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two segments roll while the directory is listed."""
+    log = site.log_dir.create("t", 0)
+    log.append(5)
+    site.run()
+    log.closed_segments(3)
+    log.append(5)
+    hidden = f"{log.bases()[1]:020d}."
+    calls: list[str] = []
+
+    def lists(directory: str) -> list[str]:
+        calls.append(directory)
+        names = list_names(directory)
+        return [name for name in names if len(calls) > 1 or not name.startswith(hidden)]
+
+    monkeypatch.setattr(ranges_module, "list_names", lists)
+    for _ in range(3):
+        site.run()
+    check_complete(store, log)
+
+
 def test_an_index_entry_into_a_batch_is_not_believed(site: TailSite, store: FakeStorage) -> None:
     """Kafka truncates an index without writing over its last entries."""
     log = site.log_dir.create("t", 0)
@@ -426,22 +452,20 @@ def test_nothing_counts_as_sent_that_was_not_handed_over(
 
 
 def reading_breaks(bad: PartitionLog, patch: pytest.MonkeyPatch) -> None:
-    real = reader_module.read_range
 
     def read(directory: str, *args: object) -> object:
         if directory == str(bad.path):
             raise ValueError("a defect")
-        return real(directory, *args)  # type: ignore[arg-type]
+        return read_range(directory, *args)  # type: ignore[arg-type]
 
     patch.setattr(reader_module, "read_range", read)
 
 
 def row_breaks(bad: PartitionLog, patch: pytest.MonkeyPatch) -> None:
     """A row that no pack has."""
-    real = reader_module.TailRow
 
     def row(tp: TopicPartition, *args: object) -> object:
-        found = real(tp, *args)  # type: ignore[arg-type]
+        found = TailRow(tp, *args)  # type: ignore[arg-type]
         return found._replace(log_start=Offset(-1)) if tp == bad.tp else found
 
     patch.setattr(reader_module, "TailRow", row)
