@@ -28,7 +28,7 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.factory import open_storage
 from sidetier.storage.port import ChecksumAlgorithm, IfMatch, ObjectSummary, RemoteStorage
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider
-from sidetier.storage.ranges import FillRange, ReadRange, read_into, read_range
+from sidetier.storage.ranges import FillRange, ReadRange, located, read_into, read_range
 from sidetier.storage.settings import (
     AttemptDeadline,
     AzureSettings,
@@ -288,11 +288,14 @@ def _fill(
     buffer: memoryview,
 ) -> int:
     # With the same condition as `_read`.
-    return read_into(store, row.key, start, buffer, condition=IfMatch(row.etag), deadline=deadline)
+    key, first, end = located(row, start, start + len(buffer))
+    room = buffer[: end - first]
+    return read_into(store, key, first, room, condition=IfMatch(row.etag), deadline=deadline)
 
 
 def _read(
     store: RemoteStorage, deadline: AttemptDeadline, row: ObjectSummary, start: int, end: int
 ) -> bytes:
     # With If-Match on the listed version: bytes of two versions of an object are never mixed.
-    return read_range(store, row.key, start, end, condition=IfMatch(row.etag), deadline=deadline)
+    key, first, last = located(row, start, end)
+    return read_range(store, key, first, last, condition=IfMatch(row.etag), deadline=deadline)

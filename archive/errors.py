@@ -4,7 +4,9 @@
 
     ArchiveError
     ├── NoArchiveError          nothing is stored of the partition at the configured place
-    └── ArchiveReplacedError    records that were read are no longer this partition's history
+    ├── ArchiveReplacedError    records that were read are no longer this partition's history
+    ├── UnreadTailError         a tail pack that cannot be read may refute records of the tail
+    └── TailMovedError          retry = True: records of the tail were archived meanwhile
     ConfigurationError
     └── WrongPlaceError         an archive exists, but under other settings
     SegmentError
@@ -46,6 +48,20 @@ class ArchiveReplacedError(ArchiveError):
     def __reduce__(self) -> tuple[type["ArchiveReplacedError"], tuple[str, Offset]]:
         """Support pickling: Spark executors send this error to the driver."""
         return ArchiveReplacedError, (str(self), self.first)
+
+
+class UnreadTailError(ArchiveError):
+    """A tail pack cannot be read. It may show that records in other packs are stale, so the tail of
+    a partition is not returned. The message names the pack.
+    """
+
+
+class TailMovedError(ArchiveError):
+    """The tail no longer has records that it had, or does not begin where the caller has read up
+    to: they were archived, and cleaned. Read the archive again, then the tail behind it.
+    """
+
+    retry = True
 
 
 class DamagedArchiveError(DamagedSegmentError):

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sidetier.archive.objects.segment import StoredLog, Version
+from sidetier.archive.objects.segment import PackedLog, StoredLog, Version
 from sidetier.segments.errors import (
     DamagedSegmentError,
     ObjectNotFoundError,
@@ -217,7 +217,9 @@ class Locator:
         load: Callable[[ObjectSummary], Entries],
     ) -> Entries | None:
         if row is None:
-            return self._none(stored, f"its {index} is not stored")
+            # A range of a pack has no index, which is no reason for a warning.
+            is_packed = isinstance(stored, PackedLog)
+            return None if is_packed else self._none(stored, f"its {index} is not stored")
         if row.size == 0:
             if stored.size <= _SMALL_LOG:
                 return None

@@ -21,7 +21,7 @@ from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.gaps import Gaps
 from sidetier.archive.objects.log_check import mismatches, proven_end
 from sidetier.archive.objects.notes import noted_next_offset, noted_number
-from sidetier.archive.objects.segment import StoredLog, stored_logs
+from sidetier.archive.objects.segment import PackedLog, StoredLog, stored_logs
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.archive.pinterest import Ends, readable_end
 from sidetier.archive.settings_check import SettingsCheck
@@ -35,7 +35,7 @@ from sidetier.archive.view import (
     view_of_pinterest,
 )
 from sidetier.segments.epoch_history import EpochHistory
-from sidetier.segments.errors import ObjectNotFoundError
+from sidetier.segments.errors import ObjectNotFoundError, SidetierError
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
@@ -112,6 +112,17 @@ class PartitionArchive:
         return self._latest
 
     @property
+    def problem(self) -> SidetierError | None:
+        """Why it is not known what follows the end of the latest snapshot; None if it is."""
+        return None
+
+    def moved(self, log: StoredLog, offset: Offset) -> SidetierError | None:  # noqa: ARG002 - see `TailedArchive`
+        """Return the error for an offset that was in a segment, and is above the end now; None if
+        the segment was committed no more.
+        """
+        return None
+
+    @property
     def store(self) -> RemoteStorage:
         """The partition's store."""
         return self._archive.store(self.tp.topic)
@@ -176,6 +187,8 @@ class PartitionArchive:
         """Return the offset after the last one of a segment, from the segment's bytes. Raises
         StorageError.
         """
+        if isinstance(log, PackedLog):
+            return log.end
         with self._guard:
             return self._end_of(log)
 
@@ -186,6 +199,8 @@ class PartitionArchive:
             None for a segment of Pinterest's uploader, and for one that is no longer stored. The
             base offset for the object of another segment: it has no offset of this one.
         """
+        if isinstance(log, PackedLog):
+            return log.end
         try:
             head = self.store.head_object(log.key)
         except ObjectNotFoundError:
@@ -200,6 +215,8 @@ class PartitionArchive:
             None if it is not recorded, or if another version is stored now. No request for a
             segment of Pinterest's uploader.
         """
+        if isinstance(log, PackedLog):
+            return log.max_timestamp
         view = None if self._latest is None else self._latest.view
         if view is not None and view.is_pinterest:
             return None
@@ -211,6 +228,8 @@ class PartitionArchive:
 
     def proven_end(self, log: StoredLog, reached: Offset) -> Offset | None:
         """Return `log_check.proven_end`: the noted end of a segment whose last batch ends below."""
+        if isinstance(log, PackedLog):
+            return log.end if log.end > reached else None
         return proven_end(self.store, log.key, log.row.etag, reached)
 
     def above_end(self) -> tuple[StoredLog, ...]:
@@ -245,7 +264,9 @@ class PartitionArchive:
     def _read_view(self, old: ArchiveView | None) -> ArchiveView | None:
         """Read the archive, starting from `old` if it is given."""
         if old is not None and old.is_part:
-            return self._extend_extract(old)
+            # What an extract has of a tail may be archived by now.
+            has_tail = old.end > old.archived_end
+            return self._read_view(None) if has_tail else self._extend_extract(old)
         if old is not None and old.is_pinterest:
             return self._refresh_pinterest(old)
         stored_watermark = self._watermark()

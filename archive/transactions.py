@@ -10,10 +10,11 @@ segments have no such checksum.
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from sidetier.archive.objects.log_check import proven_end
 from sidetier.archive.objects.notes import noted_next_offset, noted_records
-from sidetier.archive.objects.segment import StoredLog, Version
+from sidetier.archive.objects.segment import PackedLog, StoredLog, Version, is_settled
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.batches import split_batches
 from sidetier.segments.crc import crc64nvme
@@ -23,9 +24,10 @@ from sidetier.segments.errors import (
     UnsupportedFormatError,
 )
 from sidetier.segments.headers import HEADER_BYTES
+from sidetier.segments.lru import Lru
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import NONE, NOTE_KEYS
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import MAX_OFFSET, Offset
 from sidetier.segments.producer_snapshot import OpenTransaction, open_transactions
 from sidetier.segments.transactions import Marker, TransactionTracker, read_marker
 from sidetier.segments.txn_index import AbortedTxn, parse_txn_index
@@ -33,6 +35,7 @@ from sidetier.storage.port import ObjectHead, RemoteStorage
 from sidetier.wire.record_requests import AbortedTransaction
 
 OpenTransactions = tuple[OpenTransaction, ...]
+_MAX_PACKED: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ def transactions_of(
     Returns:
         None if the files are not usable. Then the segment's markers must be read.
     """
+    if isinstance(log, PackedLog) or isinstance(following, PackedLog):
+        return None
     try:
         head, successor = store.head_object(log.key), store.head_object(following.key)
         end = noted_next_offset(head)
@@ -84,6 +89,8 @@ def open_at_base(store: RemoteStorage, log: StoredLog) -> OpenTransactions | Non
     Returns:
         None if no usable producer snapshot is stored.
     """
+    if isinstance(log, PackedLog):
+        return None
     try:
         return _noted_open(store, log, store.head_object(log.key))
     except (ObjectNotFoundError, DamagedSegmentError, UnsupportedFormatError):
@@ -134,7 +141,9 @@ class PartitionTransactions:
     ) -> None:
         self._store = store
         self._batches = batches
-        self._known: dict[Version, SegmentTransactions] = {}
+        self._archived: dict[Version, SegmentTransactions] = {}
+        # Ranges of packs come every few seconds, and go.
+        self._packed = Lru[Version, SegmentTransactions](_MAX_PACKED)
         self._guard = threading.Lock()
 
     def last_stable_offset(self, view: ArchiveView) -> Offset:
@@ -197,14 +206,25 @@ class PartitionTransactions:
         return first
 
     def _transactions_of(self, view: ArchiveView, log: StoredLog) -> SegmentTransactions:
-        known = self._known.get(log.version)
+        known = self._known(log)
         if known is None:
             with self._guard:  # other threads would read the same segments: they wait
                 # Again under the lock: the thread that held it may have read this segment.
-                known = self._known.get(log.version)
+                known = self._known(log)
                 if known is None:
-                    known = self._known[log.version] = self._read(view, log)
+                    known = self._keep(log, self._read(view, log))
         return known
+
+    def _known(self, log: StoredLog) -> SegmentTransactions | None:
+        known = self._packed if isinstance(log, PackedLog) else self._archived
+        return known.get(log.version)
+
+    def _keep(self, log: StoredLog, transactions: SegmentTransactions) -> SegmentTransactions:
+        if isinstance(log, PackedLog):
+            self._packed.put(log.version, transactions)
+        else:
+            self._archived[log.version] = transactions
+        return transactions
 
     def _read(self, view: ArchiveView, log: StoredLog) -> SegmentTransactions:
         following = view.after(log.base_offset)
@@ -212,7 +232,8 @@ class PartitionTransactions:
             stored = transactions_of(self._store, log, following)
             if stored is not None:
                 return stored
-        return self._from_markers(view, log, self._open_at_base(view, log))
+        before = self._open_at_base(view, log)
+        return _of_row(log, before) or self._from_markers(view, log, before)
 
     def _open_at_base(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
         """Read from the producer snapshot, or from the nearest lower segment that has one."""
@@ -222,8 +243,11 @@ class PartitionTransactions:
         to_walk: list[StoredLog] = []
         still_open: OpenTransactions = ()
         for lower in view.below(log.base_offset):
-            if lower.version in self._known:
-                still_open = self._known[lower.version].still_open
+            known = self._known(lower)
+            if known is not None:
+                still_open = known.still_open
+                break
+            if is_settled(lower):
                 break
             to_walk.append(lower)
             noted = open_at_base(self._store, lower)
@@ -233,34 +257,52 @@ class PartitionTransactions:
         # In ascending order from the segment whose state is known: each walk needs the state at its
         # start.
         for lower in reversed(to_walk):
-            self._known[lower.version] = self._from_markers(view, lower, still_open)
-            still_open = self._known[lower.version].still_open
+            found = _of_row(lower, still_open) or self._from_markers(view, lower, still_open)
+            still_open = self._keep(lower, found).still_open
         return still_open
 
     def _from_markers(
         self, view: ArchiveView, log: StoredLog, before: OpenTransactions
     ) -> SegmentTransactions:
         """Read the transactions from the markers in the segment itself, if it has any."""
-        if noted_records(self._store.head_object(log.key)) is not None:
+        is_packed = isinstance(log, PackedLog)
+        if not is_packed and noted_records(self._store.head_object(log.key)) is not None:
             # A sidecar notes the number of records only if the segment has no transactional batch.
             return SegmentTransactions(view.until(log.base_offset), (), before)
         tracker = TransactionTracker(log.base_offset, before)
+        # Of a range in a pack, the rest may be stale: another one is read from there on.
+        end = view.until(log.base_offset) if is_packed else MAX_OFFSET
         position = 0
-        while position < log.size:
+        while position < log.size and tracker.end < end:
             data = self._batches(log, position)
             start = position
             for batch, header in split_batches(data):
                 position += len(batch)
+                if header.base_offset >= end:
+                    continue
                 marker = Marker.NONE
                 if header.is_control:
                     marker = read_marker(header, bytes(batch[HEADER_BYTES:]))
                 tracker.feed(header, marker)
             if position == start:
                 raise DamagedSegmentError(f"{log.key}: no whole batch at byte {position}")
-        if tracker.end < view.until(log.base_offset):
+        if tracker.end < view.until(log.base_offset) and not is_packed:
             # The last batches may have been compacted away. If they were lost, their markers and
             # transactions are unknown, as the error states.
             proven_end(self._store, log.key, log.row.etag, tracker.end)
         return SegmentTransactions(
             tracker.end, tuple(tracker.aborted), tuple(tracker.open.values())
         )
+
+
+def _of_row(log: StoredLog, before: OpenTransactions) -> SegmentTransactions | None:
+    """Return the transactions of a range in a tail pack from its row; None if its batches must be
+    read.
+
+    A sidecar that begins within a transaction may not know of it. If none is open where the range
+    begins, its row has them all.
+    """
+    if before or not isinstance(log, PackedLog) or log.transactions is None:
+        return None
+    row = log.transactions
+    return SegmentTransactions(log.end, row.aborted, row.still_open)

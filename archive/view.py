@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from sidetier.archive.inventory.members import committed, from_start
-from sidetier.archive.objects.segment import StoredLog, Version
+from sidetier.archive.objects.segment import PackedLog, StoredLog, Version
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.offsets import BaseOffset, Offset
 
@@ -36,6 +36,9 @@ class ArchiveView:
         start: First readable offset.
         end: End of the readable range, exclusive.
         is_part: Whether the view comes from an extract. Then the archive continues after `end`.
+
+    With tails, the ranges of packs follow the archived segments as `PackedLog`s, and `end` is the
+    end of the tail; `archived_end` is the archive end offset.
     """
 
     where: str
@@ -50,6 +53,12 @@ class ArchiveView:
     def is_pinterest(self) -> bool:
         """Whether Pinterest's uploader wrote `offset.wm`."""
         return self.watermark.next_offset is None
+
+    @property
+    def archived_end(self) -> Offset:
+        """The archive end offset."""
+        end = self.watermark.next_offset
+        return self.end if end is None else end
 
     def holder(self, offset: int) -> StoredLog | None:
         """Return the segment that may hold the offset: the one with the highest base at or below
@@ -110,7 +119,11 @@ class Extract:
     def view(self, where: str) -> ArchiveView:
         """Return the extract as a view of the archive at `where`."""
         last = BaseOffset(self.logs[-1].base_offset)
-        watermark = Watermark(last, None if self.is_pinterest else self.end, topic_id=self.topic_id)
+        packed = (Offset(log.base_offset) for log in self.logs if isinstance(log, PackedLog))
+        archived = next(packed, self.end)
+        if isinstance(self.logs[0], PackedLog):
+            archived = Offset(0)  # not known, and not above the end of the archive
+        watermark = Watermark(last, None if self.is_pinterest else archived, topic_id=self.topic_id)
         start = Offset(self.logs[0].base_offset)
         return ArchiveView(where, watermark, "", self.logs, start, self.end, is_part=True)
 
@@ -175,8 +188,8 @@ def compare(old: ArchiveView | None, new: ArchiveView | None) -> Change | None:
     Returns:
         None if the archive has only grown, or has lost its oldest part.
     """
-    if old is None:
-        return None
+    if old is None or (old.logs and isinstance(old.logs[0], PackedLog)):
+        return None  # nothing of the archive was seen
     if new is None:
         return Change(
             Offset(0),
@@ -218,10 +231,11 @@ def _first_difference(old: ArchiveView, new: ArchiveView) -> Offset | None:
         Offset(log.base_offset)
         for log in old.logs
         if log.base_offset >= new.start
+        and not isinstance(log, PackedLog)
         and version_by_base.get(log.base_offset, log.version if old.is_part else None)
         != log.version
     ]
     # A Sidetier archive never becomes shorter, except by quarantine or retirement.
-    if new.end < old.end and not (old.is_pinterest or new.is_pinterest):
-        lost.append(new.end)
+    if new.archived_end < old.archived_end and not (old.is_pinterest or new.is_pinterest):
+        lost.append(new.archived_end)
     return min(lost, default=None)

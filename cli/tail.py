@@ -27,6 +27,8 @@ def promote_tails(
     tails: Iterable[PartitionTail],
     work_dir: Path | None,
     parallel: int = PARALLEL,
+    *,
+    accept_unread: bool = False,
 ) -> list[Promoted]:
     """Store tails as segments, and report the progress of long promotions.
 
@@ -42,7 +44,15 @@ def promote_tails(
         if done < len(tails):
             say(f"{done} of {len(tails)} partitions are promoted")
 
-    return promote(archive, places, tails, directory, parallel=parallel, on_progress=on_progress)
+    return promote(
+        archive,
+        places,
+        tails,
+        directory,
+        parallel=parallel,
+        accept_unread=accept_unread,
+        on_progress=on_progress,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,7 @@ def problem_lines(found: TailSurvey) -> list[str]:
 
 
 def is_whole(found: TailSurvey) -> bool:
-    """Whether all packs can be read, and all their records are archived, safe or stale."""
+    """Whether all packs can be read, and all their records are archived or safe."""
     return not found.problems and not any(_notes(tail) for tail in found.partitions)
 
 
@@ -115,6 +125,11 @@ def _notes(tail: PartitionTail) -> list[str]:
     if tail.problem is not None:
         return [tail.problem]
     notes = []
+    if tail.stale_offsets:
+        notes.append(
+            f"{tail.stale_offsets} offsets were committed, and the newest leader has lost them: an "
+            "unclean election, or a power failure. Only packs have these records"
+        )
     if tail.gap is not None:
         notes.append(f"offsets {range_text(*tail.gap)} are lost: no pack has them")
     notes += [
@@ -168,6 +183,7 @@ def partition_fields(tail: PartitionTail, now: float) -> dict[str, Any]:
         "newest_record_age_seconds": _age(newest_ms, now),
         "leader_epoch": None if merged is None else merged.leader_epoch,
         "brokers": sorted({row.pack.broker for row in tail.rows if row.pack is not None}),
+        "stale_offsets": tail.stale_offsets,
         "gap": None if tail.gap is None else _range(*tail.gap),
         "not_used": [
             {**_range(*out.offsets), "reason": str(out.reason), "text": out.text}

@@ -3,7 +3,7 @@
 import errno
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -81,9 +81,11 @@ if TYPE_CHECKING:
 
 _METADATA_CACHE_BYTES = 4 << 20
 _NO_ORIGINS: Origins = MappingProxyType({})
-_TAIL_CONNECTIONS = 12
-"""Connections to each store for tail packs: those on their way, and the reading of their ends."""
 _TAIL_READERS = 8
+_TAIL_CONNECTIONS = 4 + 2 * _TAIL_READERS
+"""Connections to each store for tail packs: those in flight, and the reading of rows for tails that
+begin and for cleaning.
+"""
 _TAIL_CLEAN_SECONDS = 600.0
 _METADATA_LOG = "__cluster_metadata-0"
 
@@ -571,6 +573,7 @@ def tail_writer(
     if servers is None or interval is None or not rules.enabled:
         return None
     # Only where a tail is stored.
+    from sidetier.archive.inventory.stored_partition import StoredPartition  # noqa: PLC0415
     from sidetier.archive.tail.inventory import TailInventory  # noqa: PLC0415
     from sidetier.leadership.log_offsets import KafkaLogOffsets  # noqa: PLC0415
     from sidetier.uploader.tail import cleaning, cycle, packs  # noqa: PLC0415
@@ -579,10 +582,7 @@ def tail_writer(
 
     properties = _client_properties(config)
     try:
-        source, cleaner_source = (
-            KafkaLogOffsets(servers, properties, identity.broker_id, identity.cluster_id)
-            for _ in range(2)
-        )
+        source = KafkaLogOffsets(servers, properties, identity.broker_id, identity.cluster_id)
     except ConfigurationError as error:
         raise ConfigurationError(f"uploader.tail.interval: {error}") from None
 
@@ -596,17 +596,27 @@ def tail_writer(
             )
         return packs.TailPlace(archive.stores.at(endpoint), archive.layout, encrypts)
 
-    def inventory_of(place: packs.TailPlace | packs.PackNumbers) -> TailInventory:
-        return TailInventory(
-            place.store, place.layout, concurrency=_TAIL_READERS, max_cached_rows=0
-        )
+    inventories: dict[int, TailInventory] = {}
 
-    sender = packs.ThreadedSender(cycle.MAX_SENDING, SYSTEM_CLOCK.wall)
+    def inventory_of(place: packs.TailPlace | packs.PackNumbers) -> TailInventory:
+        # One for each store: it remembers which partitions packs have rows of.
+        made = TailInventory(
+            place.store,
+            place.layout,
+            concurrency=_TAIL_READERS,
+            max_cached_rows=0,
+            refuses_plain=lambda topic: archive.provider.endpoint(topic).refuses_plain(topic),
+        )
+        return inventories.setdefault(id(place.store), made)
+
+    def gaps_of(place: packs.TailPlace, tp: TopicPartition) -> Sequence[OffsetRange]:
+        return StoredPartition(place.store, place.layout, tp).gaps()
+
     cycles = cycle.TailCycle(
         source,
         place_of,
         inventory_of,
-        sender,
+        packs.ThreadedSender(SYSTEM_CLOCK.wall),
         identity.broker_id,
         SYSTEM_CLOCK,
         interval,
@@ -617,9 +627,10 @@ def tail_writer(
             metrics.throttled,
         ),
         on_thread,
+        gaps_of,
+        metrics.unexpected_error,
     )
     cleaner = cleaning.TailCleaner(
-        cleaner_source,
         cycles.stores,
         inventory_of,
         place_of,
@@ -631,8 +642,7 @@ def tail_writer(
         cycles,
         cleaner,
         TailBoard(rules),
-        sender,
-        (source, cleaner_source),
+        (source,),
         interval,
         _TAIL_CLEAN_SECONDS,
         SYSTEM_CLOCK,

@@ -54,6 +54,11 @@ def _whole_number(value: object) -> object:
     return value
 
 
+def _flag(value: object) -> object:
+    is_word = isinstance(value, str) and value.lower() in {"true", "false"}
+    return str(value).lower() == "true" if is_word else value
+
+
 def _path_text(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
@@ -76,6 +81,8 @@ def _encryption_keys(value: object) -> object:
 
 WholeNumber = Annotated[int, BeforeValidator(_whole_number)]
 """An integer, or its digits as text."""
+Flag = Annotated[bool, BeforeValidator(_flag)]
+"""A boolean, or `true` or `false` in any case."""
 
 
 class ArchiveOptions(Part):

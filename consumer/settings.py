@@ -11,6 +11,7 @@ from sidetier.archive.reader.settings import IsolationLevel, ReaderSettings
 from sidetier.config.archive_options import (
     PREFIX,
     ArchiveOptions,
+    Flag,
     WholeNumber,
     archive_of,
     names_of,
@@ -129,11 +130,6 @@ def _upper_case(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
 
 
-def _flag(value: object) -> object:
-    is_word = isinstance(value, str) and value.lower() in {"true", "false"}
-    return str(value).lower() == "true" if is_word else value
-
-
 class TieredConfig(ArchiveOptions):
     """Keys below `tiered.storage.`; `tiered.storage.on.gap` is the field `on_gap`.
 
@@ -153,7 +149,7 @@ class TieredConfig(ArchiveOptions):
         description="Time to wait for the upload of offsets that Kafka has deleted, before they "
         "count as a gap.",
     )
-    with_tail: Annotated[bool, BeforeValidator(_flag)] = Field(
+    with_tail: Flag = Field(
         default=False,
         description="Also read the records of active segments that tail packs have. Only with "
         "`TIERED_STORAGE_ONLY`. Costs a listing for each broker at each `look.interval`, and a "

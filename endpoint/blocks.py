@@ -22,7 +22,7 @@ from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError, St
 from sidetier.segments.lru import Lru
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.port import FileBackedStorage, IfMatch
-from sidetier.storage.ranges import FillRange
+from sidetier.storage.ranges import FillRange, located
 from sidetier.storage.retrying import file_backed
 
 _MAX_BLOCK: Final = 8 << 20
@@ -111,7 +111,8 @@ class FileCache:
         known = self._files.get(log.version)
         if known is not None:
             return known
-        descriptor = store.open_file(log.key, condition=IfMatch(log.row.etag))
+        key, _, _ = located(log.row, 0, log.size)
+        descriptor = store.open_file(key, condition=IfMatch(log.row.etag))
         if descriptor is None:
             return None
         opened = OpenFile(descriptor)
@@ -574,7 +575,8 @@ class SegmentBytes:
         """
         file = self._file(topic, log)
         if file is not None:
-            return Lease([FilePiece(file, start, end - start)])
+            _, at, _ = located(log.row, start, end)
+            return Lease([FilePiece(file, at, end - start)])
         if topic not in self._fills:
             self._fills[topic] = range_filler(self._archive, topic)
         return self._blocks.borrow(
@@ -594,7 +596,7 @@ class SegmentBytes:
             return b""
         file = self._file(topic, log)
         if file is not None:
-            return os.pread(file.descriptor, end - start, start)
+            return os.pread(file.descriptor, end - start, located(log.row, start, end)[1])
         known = self._blocks.peek(log, start, end)
         if known is not None:
             return known

@@ -21,6 +21,7 @@ from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.settings_check import SettingsCheck
+from sidetier.archive.tailed_archive import SharedTails, TailedArchive
 from sidetier.archive.topics import cluster_prefixes, numbers_by_topic, stored_partitions
 from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import SegmentBytes
@@ -28,7 +29,7 @@ from sidetier.endpoint.live.logs import LiveLogs
 from sidetier.endpoint.live.reads import LiveState
 from sidetier.endpoint.log_limits import FewPerSubject, Once
 from sidetier.endpoint.transactions import ServedTransactions
-from sidetier.segments.errors import SidetierError, StoreTimeoutError
+from sidetier.segments.errors import SidetierError, StoreTimeoutError, StoreUnavailableError
 from sidetier.segments.headers import batch_bytes
 from sidetier.segments.names import partition_count
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -54,6 +55,9 @@ class CatalogSettings:
         discovery_interval: Between listings of all topics.
         shortest_discovery: Least time between listings because of unknown topics.
         listing_timeout: Maximum wait for the listing of a store. The listing goes on after it.
+        with_tail: Whether clients read on in tail packs behind the archive end offset. With a live
+            cluster: while the leader is away.
+        tail_interval: Minimum time between two readings of the packs of a store.
     """
 
     poll_interval: float = 1.0
@@ -61,6 +65,8 @@ class CatalogSettings:
     discovery_interval: float = 30.0
     shortest_discovery: float = 1.0
     listing_timeout: float = 10.0
+    with_tail: bool = False
+    tail_interval: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,17 @@ class Partition:
                 )
         self._reported_changes = len(latest.changes)
         return latest.view
+
+    def require_known_end(self) -> None:
+        """Check that the end of the latest view is that of the tail.
+
+        Raises:
+            StoreUnavailableError: A pack cannot be read, or contradicts another one.
+        """
+        problem = self.archive.problem
+        if problem is not None:
+            # Clients that stop at the end would take it for the last record.
+            raise StoreUnavailableError(f"it is not known what follows the archive: {problem}")
 
     def renew(self) -> None:
         """List all objects again: one of them is not as it was listed. Raises as `view`."""
@@ -208,6 +225,13 @@ class Catalog:
         self._topics: Mapping[str, Topic] = {}
         self._by_id: Mapping[UUID, Topic] = {}
         self._partitions: dict[TopicPartition, Partition] = {}
+        self._tailed: dict[TopicPartition, Partition] = {}
+        """With a live cluster: the partitions with their tails."""
+        self._tails = (
+            SharedTails(archive, clock, self._settings.tail_interval)
+            if self._settings.with_tail
+            else None
+        )
         self._watchers: dict[TopicPartition, set[Callable[[], None]]] = {}
         self._refreshing: set[TopicPartition] = set()
         """Watched archives that are being read, or wait for a thread of their store."""
@@ -439,12 +463,35 @@ class Catalog:
         live = None if self.live is None else self.live.reads.state(tp)
         return None if latest is None else state_of(latest.view), live
 
+    @property
+    def tail_patience(self) -> float:
+        """Seconds after which every endpoint has read the packs again."""
+        return 2 * self._settings.tail_interval
+
+    def tailed(self, tp: TopicPartition) -> Partition | None:
+        """Return a partition with its tail, also if the live cluster has it; None if tails are not
+        read.
+        """
+        if self._tails is None:
+            return None
+        if self.live is None:
+            return self._partition(tp)
+        return self._known_partition(self._tailed, tp, self._tails)
+
     def _partition(self, tp: TopicPartition) -> Partition:
-        partition = self._partitions.get(tp)
+        # With a live cluster, the leader has what follows the archive.
+        tails = self._tails if self.live is None else None
+        return self._known_partition(self._partitions, tp, tails)
+
+    def _known_partition(
+        self, known: dict[TopicPartition, Partition], tp: TopicPartition, tails: SharedTails | None
+    ) -> Partition:
+        partition = known.get(tp)
         if partition is None:
-            archive = PartitionArchive(tp, self._archive, self._settings_check, self._clock)
+            given = tp, self._archive, self._settings_check, self._clock
+            archive = PartitionArchive(*given) if tails is None else TailedArchive(*given, tails)
             made = Partition(archive, self._bytes, self._settings)
-            partition = self._partitions.setdefault(tp, made)  # atomic: another thread may be first
+            partition = known.setdefault(tp, made)  # atomic: another thread may be first
         return partition
 
     def _run_refresh(self) -> None:
@@ -680,9 +727,12 @@ class Catalog:
             cluster_prefixes(store, layout),
         )
         # A topic that moved to another store may have left objects in this one.
-        numbers = numbers_by_topic(
+        stored_tps = {
             tp for tps in listings for tp in tps if provider.endpoint(tp.topic) == endpoint
-        )
+        }
+        if self._tails is not None:
+            stored_tps |= set(self._tails.partitions(endpoint, self._settings.discovery_interval))
+        numbers = numbers_by_topic(sorted(stored_tps))
         counts: dict[str, int] = {}
         stored: dict[str, tuple[int, ...]] = {}
         for name, of_topic in numbers.items():

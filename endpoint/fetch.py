@@ -16,6 +16,7 @@ from kio.schema.errors import ErrorCode
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.missing_offsets import first_missing
 from sidetier.archive.objects.segment import StoredLog, Version
+from sidetier.archive.tailed_archive import TailedArchive
 from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import (
     NO_BYTES,
@@ -33,7 +34,7 @@ from sidetier.endpoint.catalog import (
     state_of,
 )
 from sidetier.endpoint.live.chunks import Chunk, aborted_in
-from sidetier.endpoint.live.joined import JoinedPartition, last_stable_offset
+from sidetier.endpoint.live.joined import LEADER_AGE, JoinedPartition, last_stable_offset
 from sidetier.endpoint.live.reads import is_out_of_range
 from sidetier.endpoint.live.side import Age, LiveBounds, Side, find
 from sidetier.endpoint.log_limits import FewPerSubject
@@ -48,6 +49,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
     SidetierError,
+    StoreUnavailableError,
     UnsupportedFormatError,
 )
 from sidetier.segments.headers import BatchHeader, batch_bytes
@@ -87,8 +89,6 @@ MAX_BYTES: Final = 64 << 20
 MAX_WAIT: Final = 60.0
 _HELD_SECONDS: Final = 0.5
 """Seconds after which a leader that could not be asked is asked again."""
-_LIVE_AGE: Final = 2.0
-"""Maximum age of the live bounds that show where an archived record lies, in seconds."""
 _CUT_OFF: Final = 10.0
 """Seconds for which a leader may not know that it was replaced, as it is cut off from the other
 brokers. They know the next one after at most 9 s (`broker.session.timeout.ms`).
@@ -455,7 +455,7 @@ class Fetcher:
                 if topic.name and access.can_read(topic.name)
                 for asked in wanted.partitions
             )
-            self._catalog.live.reads.refresh(tps, _LIVE_AGE)
+            self._catalog.live.reads.refresh(tps, LEADER_AGE)
 
     def _fetched_topic(self, wanted: Any, version: int) -> FetchedTopic:  # noqa: ANN401 - kio's
         if version < FIRST_BY_ID:
@@ -541,10 +541,33 @@ class Fetcher:
             start = Offset(0) if is_start else _NONE
             aborted = () if isolated and is_start else None
             return FetchedData(asked.partition, error, start, start, start, aborted)
+        if offset >= view.end:
+            partition.require_known_end()
         if not view.start <= offset <= view.end:
+            if offset > view.end and self._may_be_in_tail(partition, view, offset):
+                state = state_of(view), None
+                held = ErrorCode.not_leader_or_follower
+                return FetchedData(asked.partition, held, state=state, is_held=True)
             self._report_missing(partition, view, offset)
             return FetchedData(asked.partition, ErrorCode.offset_out_of_range)
         return self._stable_records(partition, view, asked, room, end=view.end, isolated=isolated)
+
+    def _may_be_in_tail(self, partition: Partition, view: ArchiveView, offset: Offset) -> bool:
+        """Whether the tail may reach an offset above its known end: another endpoint may have shown
+        the client a newer end.
+
+        Raises:
+            StoreUnavailableError: A pack cannot be read.
+        """
+        archive = partition.archive
+        if not isinstance(archive, TailedArchive):
+            return False
+        if archive.unreadable:
+            raise StoreUnavailableError(
+                f"{view.where}: offset {offset} is above the end, {view.end}, and a tail pack "
+                "cannot be read; `sidetier tail status` shows it"
+            )
+        return self._is_missing_for_less(self._catalog.tail_patience, partition.tp, offset)
 
     def _stable_records(
         self,
@@ -660,16 +683,19 @@ class Fetcher:
         asked: Any,  # noqa: ANN401 - kio's
     ) -> FetchedData | None:
         """Return an error that is held, unless the offset was first missing this long ago."""
-        key, now = (joined.partition.tp, asked.fetch_offset), self._clock()
-        first, last = self._missing.get(key) or (now, now)
-        if now - last > _MISSING_AGE:  # another client, or another cause
-            first = now
-        self._missing.put(key, (first, now))
-        if now - first >= seconds:
+        if not self._is_missing_for_less(seconds, joined.partition.tp, asked.fetch_offset):
             return None
         data = FetchedData(asked.partition, ErrorCode.not_leader_or_follower, is_held=True)
         data.state = joined.state, joined.live.reads.state(joined.partition.tp)
         return data
+
+    def _is_missing_for_less(self, seconds: float, tp: TopicPartition, offset: int) -> bool:
+        key, now = (tp, offset), self._clock()
+        first, last = self._missing.get(key) or (now, now)
+        if now - last > _MISSING_AGE:  # another client, or another cause
+            first = now
+        self._missing.put(key, (first, now))
+        return now - first < seconds
 
     def _of_side(
         self,
@@ -686,7 +712,7 @@ class Fetcher:
         live_state = joined.live.reads.state(tp)
         sides = find(
             offset,
-            lambda age: joined.live.reads.bounds(tp, 0.0 if age is Age.NOW else _LIVE_AGE),
+            lambda age: joined.live.reads.bounds(tp, 0.0 if age is Age.NOW else LEADER_AGE),
             joined.archived,
             lambda: joined.store_below(isolated=isolated),
             refused=refused,
@@ -696,7 +722,9 @@ class Fetcher:
         try:
             if sides.side is Side.NEITHER:
                 return self._in_neither(joined, sides.live, offset, asked)
-            if sides.side is Side.ARCHIVE:
+            if sides.live is None:
+                data = self._tail_data(joined, asked, room, isolated=isolated)
+            if data is None and sides.side is Side.ARCHIVE:
                 data = self._archived(joined, sides.live, asked, room, isolated=isolated)
             if data is None and sides.live is not None:
                 data = self._live_data(joined, sides.live, asked, room, isolated=isolated)
@@ -708,6 +736,34 @@ class Fetcher:
             data = FetchedData(asked.partition, held, is_held=True)
         # A held answer is asked again soon; its own failure is no change that ends the wait.
         data.state = (state[0], joined.live.reads.state(tp)) if data.is_held else state
+        return data
+
+    def _tail_data(
+        self,
+        joined: JoinedPartition,
+        asked: Any,  # noqa: ANN401 - kio's
+        room: _Room,
+        *,
+        isolated: bool,
+    ) -> FetchedData | None:
+        """Read archive and tail as one log while the leader is away; None if they do not have the
+        offset, or if tails are not read.
+        """
+        partition = joined.partition
+        try:
+            tailed = joined.tailed()
+            if tailed is None:
+                return None
+            partition, _ = tailed
+            data = self._of_archive(partition, joined.topic_id, asked, room, isolated=isolated)
+        except SidetierError as error:
+            self._report(partition, "endpoint.store_failed", error)
+            if isinstance(error, ObjectNotFoundError | PreconditionFailedError):
+                self._renew(partition)
+            return None
+        if data.error is not ErrorCode.none and data.error is not ErrorCode.unknown_topic_id:
+            return None  # the leader may have it
+        data.is_held = not data.lease.size  # nothing else may notice that the leader is back
         return data
 
     def _archived(
@@ -803,7 +859,7 @@ class Fetcher:
         else:  # a response that has records does not wait: the client asks again
             chunks = reads.kept(tp, offset, size, isolated=isolated)
         # The leader may be away by now; a broker sends no -1 beside records.
-        bounds = reads.bounds(tp, _LIVE_AGE) or known
+        bounds = reads.bounds(tp, LEADER_AGE) or known
         data = FetchedData(asked.partition, is_held=chunks is None, side=Side.LIVE)
         if isolated:
             data.aborted = tuple(aborted_in(chunks or ()))

@@ -194,6 +194,21 @@ class OffsetAnswers:
     def _listed_of_both(
         self, joined: JoinedPartition, timestamp: int, isolation: int, told: LeaderOffset | None
     ) -> ListedOffset:
+        """Answer from archive and leader; from archive and tail while the leader is away.
+
+        Raises: As `_listed_beside_leader`.
+        """
+        try:
+            return self._listed_beside_leader(joined, timestamp, isolation, told)
+        except BrokerError:
+            tailed = joined.tailed()
+            if tailed is None:
+                raise
+        return self._listed(*tailed, timestamp, isolation)
+
+    def _listed_beside_leader(
+        self, joined: JoinedPartition, timestamp: int, isolation: int, told: LeaderOffset | None
+    ) -> ListedOffset:
         """Answer from archive and leader.
 
         Raises:
@@ -266,7 +281,14 @@ class OffsetAnswers:
             history = self._epochs_of(joined.partition, joined.view)
             if history.entries and 0 <= epoch < history.entries[-1][0]:
                 return end_of_epoch(history, epoch, joined.view.end)
-        end = joined.live.reads.epoch_end(joined.partition.tp, LeaderEpoch(epoch))
+        try:
+            end = joined.live.reads.epoch_end(joined.partition.tp, LeaderEpoch(epoch))
+        except BrokerError:
+            tailed = joined.tailed()
+            if tailed is None:
+                raise
+            partition, view = tailed
+            return end_of_epoch(self._epochs_of(partition, view), epoch, view.end)
         return EpochEnd(ErrorCode.none, end.leader_epoch, end.end_offset)
 
     def _report(self, event: str, name: str, number: int, error: SidetierError) -> None:
@@ -283,8 +305,7 @@ class OffsetAnswers:
         state = state_of(view)
         known = self._epochs.get(partition.tp)
         if known is None or known[0] != state:
-            stored = self._catalog.archive.partition(partition.tp).epochs()
-            known = state, stored.epoch_history.up_to(view.end)
+            known = state, partition.archive.epochs().up_to(view.end)
             self._epochs[partition.tp] = known
         return known[1]
 
@@ -308,6 +329,7 @@ class OffsetAnswers:
         if isolation == _READ_COMMITTED:
             limit = partition.transactions.last_stable_offset(view)
         if timestamp == LATEST:
+            partition.require_known_end()
             return ListedOffset(ErrorCode.none, limit)
         key = (partition.tp, view.etag, view.end, timestamp)
         with self._guard:

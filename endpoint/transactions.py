@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from sidetier.archive.objects.notes import noted_next_offset, noted_records
-from sidetier.archive.objects.segment import StoredLog, Version
+from sidetier.archive.objects.segment import PackedLog, StoredLog, Version
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.transactions import PartitionTransactions
 from sidetier.archive.view import ArchiveView
@@ -71,6 +71,8 @@ class ServedTransactions:
         known = self._notes.get(log.version)
         if known is not None:
             return known
+        if isinstance(log, PackedLog):
+            return self._keep(log, SegmentNotes(log.reaches, is_plain=False, is_whole=True))
         head = self._archive.store.head_object(log.key)
         noted = noted_next_offset(head)
         end = self._archive.end_of(log) if noted is None else noted

@@ -7,6 +7,7 @@
     ArchiveError
     ├── MissingRecordsError     requested offsets are not stored, and failOnDataLoss is true
     ├── UndecidedRecordsError   nothing stored shows whether a transaction was committed
+    ├── TailPackGoneError       records of the plan are in no tail pack any more
     ├── TimestampRangeError     a record's timestamp does not fit into a timestamp column
     ├── StreamBehindError       the archive ends below the stream's next offset
     ├── StreamTruncatedError    brokers have discarded records that a stream has read
@@ -75,6 +76,30 @@ class UndecidedRecordsError(ArchiveError):
     ) -> tuple[type["UndecidedRecordsError"], tuple[TopicPartition, OffsetRange]]:
         """Make the error picklable, so that executors can send it."""
         return UndecidedRecordsError, (self.tp, self.range)
+
+
+class TailPackGoneError(ArchiveError):
+    """Records were in a tail pack when the read was planned, and are neither in the archive nor in
+    another pack now. They are never skipped.
+
+    Attributes:
+        range: the offsets.
+    """
+
+    retry = True
+
+    def __init__(self, tp: TopicPartition, span: OffsetRange) -> None:
+        super().__init__(
+            f"{in_words(tp)}, offsets {span}: the tail pack that had these records when the read "
+            "was planned cannot be read, and neither the archive nor another pack has them now. "
+            "Run the query again, so that it is planned with the packs that exist; `sidetier tail "
+            "status` shows what they have"
+        )
+        self.tp, self.range = tp, span
+
+    def __reduce__(self) -> tuple[type["TailPackGoneError"], tuple[TopicPartition, OffsetRange]]:
+        """Make the error picklable, so that executors can send it."""
+        return TailPackGoneError, (self.tp, self.range)
 
 
 class TimestampRangeError(ArchiveError):

@@ -114,6 +114,19 @@ class ObjectSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectPart(ObjectSummary):
+    """A range of a stored object, which is read as if it were an object. `key` names it in words.
+
+    Attributes:
+        object_key: Key of the object.
+        position: Byte position of the range in it.
+    """
+
+    object_key: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectHead:
     """Properties of an object without its bytes.
 

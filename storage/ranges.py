@@ -7,7 +7,7 @@ from typing import BinaryIO, Final
 
 from sidetier.segments.errors import StoreTimeoutError, TransientStorageError
 from sidetier.storage.attempt import Clock, monotonic
-from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
+from sidetier.storage.port import IfMatch, ObjectPart, ObjectSummary, RemoteStorage
 from sidetier.storage.settings import AttemptDeadline
 
 ReadRange = Callable[[ObjectSummary, int, int], bytes]
@@ -23,6 +23,16 @@ is smaller than the memory if the object ends before. Raises as `ReadRange`.
 _PIECE: Final = 2 << 20
 _ATTEMPTS: Final = 2
 """Broken responses are resumed for as long as this number of attempts may take."""
+
+
+def located(row: ObjectSummary, start: int, end: int) -> tuple[str, int, int]:
+    """Return the key of the object that has these bytes of a row, and where they begin and end in
+    it. The bytes behind an `ObjectPart` are not part of it.
+    """
+    if isinstance(row, ObjectPart):
+        at = row.position
+        return row.object_key, at + start, at + max(min(end, row.size), start)
+    return row.key, start, end
 
 
 def read_range(  # noqa: PLR0913 - three parameters have a default

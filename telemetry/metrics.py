@@ -207,6 +207,9 @@ class Metrics(Collector):
         self._tail_refused = counter(catalogue.TAIL_REFUSED, registry)
         self._tail_live_packs = gauge(catalogue.TAIL_LIVE_PACKS, registry)
         self._tail_live_share = gauge(catalogue.TAIL_LIVE_SHARE, registry)
+        self._tail_unread = gauge(catalogue.TAIL_UNREAD_PACKS, registry)
+        self._tail_unknown = gauge(catalogue.TAIL_UNKNOWN_PARTITIONS, registry)
+        self._tail_stale = gauge(catalogue.TAIL_STALE_OFFSETS, registry)
         self._tail_rewritten = counter(catalogue.TAIL_REWRITTEN_BYTES, registry)
         self._tail_deleted = counter(catalogue.TAIL_DELETED_PACKS, registry)
         self._quarantines = counter(catalogue.QUARANTINES, registry)
@@ -298,12 +301,24 @@ class Metrics(Collector):
         self._tail_failed.inc(failed)
         self._tail_refused.inc(refused)
 
-    def tail_cleaned(
-        self, *, live_packs: int, live_bytes: int, stored_bytes: int, rewritten: int, deleted: int
+    def tail_cleaned(  # noqa: PLR0913 - one for each metric
+        self,
+        *,
+        live_packs: int,
+        live_bytes: int,
+        stored_bytes: int,
+        rewritten: int,
+        deleted: int,
+        unread: int,
+        unknown: int,
+        stale: int,
     ) -> None:
         """Set what a cleaning of tail packs has found, and count what it has done."""
         self._tail_live_packs.set(live_packs)
         self._tail_live_share.set(live_bytes / stored_bytes if stored_bytes else 1.0)
+        self._tail_unread.set(unread)
+        self._tail_unknown.set(unknown)
+        self._tail_stale.set(stale)
         self._tail_rewritten.inc(rewritten)
         self._tail_deleted.inc(deleted)
 

@@ -86,6 +86,7 @@ def promote(  # noqa: PLR0913 - one argument for each limit
     parallel: int = 8,
     segment_bytes: int = SEGMENT_BYTES,
     group_bytes: int = GROUP_BYTES,
+    accept_unread: bool = False,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> list[Promoted]:
     """Store tails as segments of their archives. One partition does not hold up the others.
@@ -98,6 +99,7 @@ def promote(  # noqa: PLR0913 - one argument for each limit
         parallel: Partitions that are stored at the same time.
         segment_bytes: Size of a segment.
         group_bytes: Bytes of tails that are on the disk at the same time.
+        accept_unread: As in `survey`, for partitions whose packs are read again.
         on_progress: Called with the number of partitions of each group that is done.
 
     Raises:
@@ -119,18 +121,18 @@ def promote(  # noqa: PLR0913 - one argument for each limit
             on_progress(len(group))
         if not moved:
             break
-        waiting = list(survey(access, partitions=moved).partitions)
+        waiting = list(survey(access, partitions=moved, accept_unread=accept_unread).partitions)
         # The others have no packs any more: a sidecar has archived the records, and cleaned.
         for tp in moved - {tail.tp for tail in waiting}:
             results[tp] = replace(results[tp], problem=None)
     return [results[tp] for tp in sorted(results)]
 
 
-def _groups(tails: Iterable[PartitionTail], most: int) -> Iterator[list[PartitionTail]]:
+def _groups(tails: Iterable[PartitionTail], max_bytes: int) -> Iterator[list[PartitionTail]]:
     group: list[PartitionTail] = []
     size = 0
     for tail in tails:
-        if group and size + tail.size > most:
+        if group and size + tail.size > max_bytes:
             yield group
             group, size = [], 0
         group.append(tail)

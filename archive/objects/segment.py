@@ -3,7 +3,7 @@ metadata.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sidetier.archive.objects.notes import noted_epoch, noted_next_offset
@@ -26,6 +26,8 @@ from sidetier.segments.offsets import (
     Offset,
     TopicPartition,
 )
+from sidetier.segments.producer_snapshot import OpenTransaction
+from sidetier.segments.txn_index import AbortedTxn
 from sidetier.segments.walker import BatchWalker
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 
@@ -56,6 +58,47 @@ class StoredLog:
     def version(self) -> Version:
         """Key, etag and size of the `.log`."""
         return self.row.key, self.row.etag, self.row.size
+
+
+@dataclass(frozen=True, slots=True)
+class RowTransactions:
+    """The transactions of a range in a tail pack, as its row has them.
+
+    Attributes:
+        aborted: The transactions that markers in the range abort.
+        still_open: The transactions that are open at the end of the range.
+        is_settled: Whether it is certain that none is open there.
+
+    The other two are exact if none is open where the range begins.
+    """
+
+    aborted: tuple[AbortedTxn, ...]
+    still_open: tuple[OpenTransaction, ...]
+    is_settled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLog(StoredLog):
+    """A range of a tail pack, in the form of a segment. It has no metadata and no indexes.
+
+    Attributes:
+        end: End, exclusive. Up to here no record is missing, except compacted ones.
+        reaches: End of its last batch, exclusive: above `end` if the rest is not valid.
+        max_timestamp: Largest timestamp, in ms; -1 if there is none.
+        transactions: Its transactions; None if they are not known.
+    """
+
+    end: Offset = field(kw_only=True)
+    reaches: Offset = field(kw_only=True)
+    max_timestamp: int = field(kw_only=True)
+    transactions: RowTransactions | None = field(default=None, kw_only=True)
+
+
+def is_settled(log: StoredLog) -> bool:
+    """Whether the row of a range in a tail pack shows that no transaction is open at its end."""
+    if not isinstance(log, PackedLog) or log.transactions is None:
+        return False
+    return log.transactions.is_settled
 
 
 @dataclass(frozen=True, slots=True)

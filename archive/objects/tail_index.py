@@ -1,8 +1,8 @@
-"""`tail/<broker>/index`: which tail packs of a broker are live.
+"""`tail/<broker>/index`: which tail packs of a broker cleaning has dropped.
 
-A pack is live if the index names it, or if its number is above `through`. So a new pack is live
-once it is created, and the index is rewritten only after packs were cleaned. Without an index
-object, all packs are live.
+A pack is live unless the index names it in `dropped`: it can only name packs that cleaning has
+read. So a new pack is live once it is created, whatever its number. Without an index object, all
+packs are live. A number leaves the index once its pack is deleted; no number is used twice.
 """
 
 import secrets
@@ -27,14 +27,15 @@ class TailIndex:
     """The contents of the index object.
 
     Attributes:
-        through: The number up to which packs are live only if they are named.
-        packs: Numbers of the live packs up to `through`, ascending.
+        packs: Numbers of the packs that the last cleaning has kept, ascending: one that is not
+            stored is lost.
+        dropped: Numbers of the packs that are stored and not live, ascending.
         generation: Number of writes so far.
         nonce: Random text of this write; gives each version another etag.
     """
 
-    through: int
     packs: tuple[int, ...]
+    dropped: tuple[int, ...]
     generation: int
     nonce: str
 
@@ -42,21 +43,23 @@ class TailIndex:
         """Check the numbers.
 
         Raises:
-            ValueError: `packs` do not ascend or exceed `through`, or a number is out of range.
+            ValueError: Numbers do not ascend, are out of range, or are both kept and dropped.
         """
-        if not -1 <= self.through <= MAX_OFFSET or not 0 <= self.generation <= MAX_OFFSET:
-            raise ValueError(f"through is {self.through}, and generation {self.generation}")
-        if any(first >= second for first, second in pairwise(self.packs)):
-            raise ValueError("packs do not ascend")
-        if self.packs and not 0 <= self.packs[0] <= self.packs[-1] <= self.through:
-            raise ValueError(f"packs are not all from 0 to {self.through}")
+        if not 0 <= self.generation <= MAX_OFFSET:
+            raise ValueError(f"generation is {self.generation}")
+        for name, numbers in (("packs", self.packs), ("dropped", self.dropped)):
+            if any(first >= second for first, second in pairwise(numbers)):
+                raise ValueError(f"{name} do not ascend")
+            if numbers and not 0 <= numbers[0] <= numbers[-1] <= MAX_OFFSET:
+                raise ValueError(f"{name} are not all from 0 to {MAX_OFFSET}")
+        both = set(self.packs).intersection(self.dropped)
+        if both:
+            raise ValueError(f"pack {min(both)} is kept and dropped")
 
     def is_live(self, number: int) -> bool:
         """Return whether the pack with this number is live."""
-        if number > self.through:
-            return True
-        at = bisect_left(self.packs, number)
-        return at < len(self.packs) and self.packs[at] == number
+        at = bisect_left(self.dropped, number)
+        return at == len(self.dropped) or self.dropped[at] != number
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +91,8 @@ def write_tail_index(
     store: RemoteStorage,
     layout: ArchiveLayout,
     broker_id: int,
-    through: int,
     packs: Sequence[int],
+    dropped: Sequence[int],
     before: StoredTailIndex,
 ) -> StoredTailIndex:
     """Replace the version that was read before (If-Match, or If-None-Match without one).
@@ -98,13 +101,12 @@ def write_tail_index(
 
     Raises:
         PreconditionFailedError: Another sidecar of this broker has written it.
-        ValueError: `packs` do not ascend or exceed `through`, or `through` is lower than before.
+        ValueError: As `TailIndex`.
     """
     old = before.index
-    if old is not None and through < old.through:
-        raise ValueError(f"through would fall from {old.through} to {through}")
     generation = 1 if old is None else old.generation + 1
-    index = TailIndex(through, tuple(packs), generation, secrets.token_hex(_NONCE_BYTES))
+    nonce = secrets.token_hex(_NONCE_BYTES)
+    index = TailIndex(tuple(packs), tuple(dropped), generation, nonce)
     body = BytesBody(_CODEC.encode(asdict(index)))
     options = PutOptions(condition=unchanged(before.etag))
     try:

@@ -9,13 +9,13 @@ from sidetier.archive.locate import Locator
 from sidetier.archive.objects.layout import read_note
 from sidetier.archive.partition_archive import ArchiveBounds, PartitionArchive
 from sidetier.archive.reader.source import ArchiveSource, Bound
-from sidetier.archive.reader.tail_source import SharedTails, TailedSource
 from sidetier.archive.segment_bytes import BufferPool, MemoryBudget
 from sidetier.archive.settings_check import SettingsCheck
+from sidetier.archive.tailed_archive import SharedTails, TailedArchive
 from sidetier.archive.view import Extract
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
-from sidetier.storage.ranges import read_into
+from sidetier.storage.ranges import located, read_into
 from sidetier.storage.settings import AttemptDeadline
 
 
@@ -49,16 +49,13 @@ class OpenArchives:
         self._settings_check = SettingsCheck(access)
         self._guard = threading.Lock()
         self._archives: dict[TopicPartition, PartitionArchive] = {}
-        self._tailed: dict[TopicPartition, TailedSource] = {}
         self._cluster_ids: dict[str, str | None] = {}
 
     def of(self, tp: TopicPartition) -> PartitionArchive:
         """Return the archive of a partition. No request."""
         with self._guard:
             if tp not in self._archives:
-                self._archives[tp] = PartitionArchive(
-                    tp, self._access, self._settings_check, self._clock
-                )
+                self._archives[tp] = self._open(tp)
             return self._archives[tp]
 
     def begin_with(self, tp: TopicPartition, extract: Extract) -> None:
@@ -67,23 +64,13 @@ class OpenArchives:
         # The plan knows the byte position, so that a task needs no index.
         self._locator.found(extract.logs[0], first, position)
         with self._guard:
-            self._archives[tp] = PartitionArchive(
-                tp, self._access, self._settings_check, self._clock, extract
-            )
+            self._archives[tp] = self._open(tp, extract)
 
-    def with_tail(self, tp: TopicPartition, bound: Bound | None = None) -> TailedSource | None:
-        """Return the source of archive and tail; None if tails are not read."""
+    def _open(self, tp: TopicPartition, extract: Extract | None = None) -> PartitionArchive:
+        access, check, clock = self._access, self._settings_check, self._clock
         if self._tails is None:
-            return None
-        if bound is not None:
-            return TailedSource(self.source(tp, bound), self._tails)
-        with self._guard:
-            known = self._tailed.get(tp)
-        if known is None:
-            known = TailedSource(self.source(tp), self._tails)
-            with self._guard:
-                self._tailed[tp] = known
-        return known
+            return PartitionArchive(tp, access, check, clock, extract)
+        return TailedArchive(tp, access, check, clock, self._tails, extract)
 
     def partitions_with_tail(self, topic: str) -> frozenset[int]:
         """Return the partitions of a topic that packs have; none if packs are not read."""
@@ -94,8 +81,7 @@ class OpenArchives:
 
     def bounds(self, tp: TopicPartition, max_age: float) -> ArchiveBounds | None:
         """Return the readable range of a partition; None if there is nothing."""
-        tailed = self.with_tail(tp)
-        return self.of(tp).bounds(max_age) if tailed is None else tailed.bounds(max_age)
+        return self.of(tp).bounds(max_age)
 
     def source(self, tp: TopicPartition, bound: Bound | None = None) -> ArchiveSource:
         """Return the source of a partition's archived records, up to the bound."""
@@ -129,6 +115,7 @@ class OpenArchives:
     ) -> memoryview:
         # Unused budget may stay in the pool. Without the lock, the number is a hint.
         buffer = self._buffers.take(end - start, self._budget.total - self._budget.used)
+        key, first, _ = located(row, start, end)
         condition = IfMatch(row.etag)
-        count = read_into(store, row.key, start, buffer, condition=condition, deadline=deadline)
+        count = read_into(store, key, first, buffer, condition=condition, deadline=deadline)
         return buffer[:count]

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final
 
 from sidetier.archive.objects.log_check import cut_at
-from sidetier.archive.objects.segment import StoredLog
+from sidetier.archive.objects.segment import PackedLog, StoredLog, is_settled
 from sidetier.archive.read_in_order import in_order
 from sidetier.archive.reader.assembly import Assembler
 from sidetier.archive.reader.source import ArchiveSource
@@ -95,13 +95,20 @@ def _begin(
     store: RemoteStorage, view: ArchiveView
 ) -> tuple[TransactionTracker, tuple[StoredLog, ...]]:
     """Return the transactions that are known at the start, and the segments to read."""
+    start = len(view.logs)
+    while start and not is_settled(view.logs[start - 1]):
+        start -= 1
+        if not isinstance(view.logs[start], PackedLog):
+            break
+    logs = view.logs[start:]
+    if not logs or isinstance(logs[0], PackedLog):  # none is open where it begins
+        return TransactionTracker(logs[0].base_offset if logs else view.end), logs
     # With the snapshot beside the last segment, only that segment has to be read.
-    for count in (1, 2):
-        logs = view.logs[-count:]
-        still_open = open_at_base(store, logs[0])
+    for first in (start, max(start - 1, 0)):
+        still_open = open_at_base(store, view.logs[first])
         if still_open is not None:
-            return TransactionTracker(logs[0].base_offset, still_open), logs
-    return TransactionTracker(view.logs[-2:][0].base_offset), view.logs[-2:]
+            return TransactionTracker(view.logs[first].base_offset, still_open), view.logs[first:]
+    return TransactionTracker(view.logs[first].base_offset), view.logs[first:]
 
 
 def _scan(

@@ -167,10 +167,7 @@ class ArchiveReader:
         search = TimeSearch(source, times, self._settings.max_batch_bytes)
         record = search.first_at(timestamp_ms, self._settings.look_interval)
         if record is None:
-            tailed = self._archives.with_tail(tp)
-            if tailed is None:
-                return None
-            return tailed.first_at(timestamp_ms, search, self._settings.look_interval)
+            return None
         self._found.put(tp, record)
         return record.offset
 
@@ -198,7 +195,7 @@ class ArchiveReader:
         bound = None
         if until is not None:
             bound = Bound(Offset(until), {} if extract is None else extract.ends)
-        source = self._archives.with_tail(tp, bound) or self._archives.source(tp, bound)
+        source = self._archives.source(tp, bound)
         with self._lock:
             partition = Partition(
                 tp, source, self._settings, None if bound is None else bound.until

@@ -270,6 +270,9 @@ class ArchiveSource:
         snapshot = self.archive.snapshot(thorough=True)
         view = self._view(snapshot)
         if stuck.offset >= view.end:
+            moved = self.archive.moved(stuck.log, stuck.offset)
+            if moved is not None:
+                return Halted(Failed(self.archive.tp, stuck.offset, moved))
             return AtEnd(stuck.offset, _as_of(snapshot))
         # Late writers and Pinterest's uploader leave segments that overlap, so another one may have
         # the offset.
@@ -298,13 +301,14 @@ class ArchiveSource:
 
     def _open(self, snapshot: ArchiveSnapshot, offset: Offset) -> Opening:
         view = self._view(snapshot)
+        if offset >= view.end and view.is_part:
+            # The archive continues after an extract: only a snapshot shows where.
+            return self._open(self.archive.snapshot(), offset)
         if offset >= view.end:
-            return (
-                # The archive continues after an extract: only a snapshot shows where.
-                self._open(self.archive.snapshot(), offset)
-                if view.is_part
-                else AtEnd(offset, _as_of(snapshot))
-            )
+            problem = self.archive.problem
+            if problem is not None:
+                return Halted(Failed(self.archive.tp, offset, problem))
+            return AtEnd(offset, _as_of(snapshot))
         log = view.holder(offset)
         if offset < view.start or log is None:
             return self._gap(view, offset)
@@ -312,7 +316,7 @@ class ArchiveSource:
 
     def _view(self, snapshot: ArchiveSnapshot) -> ArchiveView:
         if snapshot.view is None:
-            raise self.archive.missing()
+            raise self.archive.problem or self.archive.missing()
         return snapshot.view
 
     def _opened(
@@ -321,7 +325,9 @@ class ArchiveSource:
         start = self.locator.segment_position(self.read, log, offset).position
         bound = self.bound
         wanted = {} if bound is None else {**bound.ends, **self._last(bound, view, offset)}
-        return Opened(offset, self._parts(view, log, start, offset, wanted), _as_of(snapshot))
+        # With a problem, it is asked again at the end, where the problem is the answer.
+        as_of = None if self.archive.problem is not None else _as_of(snapshot)
+        return Opened(offset, self._parts(view, log, start, offset, wanted), as_of)
 
     def _parts(
         self,

@@ -20,7 +20,7 @@ from sidetier.archive.locate import (
     relatives_of,
 )
 from sidetier.archive.objects.log_check import cut_at
-from sidetier.archive.objects.segment import StoredLog, Version
+from sidetier.archive.objects.segment import PackedLog, StoredLog, Version
 from sidetier.archive.reader.assembly import Assembler, ScannedBatches
 from sidetier.archive.reader.source import ArchiveSource
 from sidetier.archive.segment_bytes import ReadBytes
@@ -88,6 +88,8 @@ class SegmentTimes:
         Raises:
             StorageError: As `RemoteStorage` says.
         """
+        if isinstance(log, PackedLog):
+            return log.max_timestamp
         known = self.known.get(log.version)
         if known is None:
             noted = self.noted(log)
@@ -106,7 +108,8 @@ class SegmentTimes:
         return log.base_offset + before, None if behind is None else log.base_offset + behind
 
     def _largest(self, logs: tuple[StoredLog, ...], total: int) -> list[int]:
-        unknown = [log for log in logs if log.version not in self.known]
+        archived = (log for log in logs if not isinstance(log, PackedLog))
+        unknown = [log for log in archived if log.version not in self.known]
         if total == 1 and unknown:
             return [_UNKNOWN]  # it is searched in any case
         if len(unknown) == 1:
@@ -115,7 +118,10 @@ class SegmentTimes:
             with ThreadPoolExecutor(len(unknown), "archive-times") as helpers:
                 for log, largest in zip(unknown, helpers.map(self._ask, unknown), strict=True):
                     self.known[log.version] = largest
-        return [self.known[log.version] for log in logs]
+        return [
+            log.max_timestamp if isinstance(log, PackedLog) else self.known[log.version]
+            for log in logs
+        ]
 
     def _ask(self, log: StoredLog) -> int:
         noted = self.noted(log)
@@ -187,18 +193,6 @@ class TimeSearch:
             record = self._in(view, log, timestamp)
             if record is not None:
                 return record
-        return None
-
-    def first_in(
-        self, log: StoredLog, data: bytes, timestamp: int, span: OffsetRange
-    ) -> Offset | None:
-        """Find the first record with at least this timestamp in whole batches, of which only the
-        offsets in `span` count. Raises as `first_at`.
-        """
-        for scanned in Assembler(log.key, log.size, 0).feed(data):
-            found = self._first_in(scanned, log.key, timestamp, span)
-            if found is not None:
-                return found[0]
         return None
 
     def _in(self, view: ArchiveView, log: StoredLog, timestamp: int) -> FoundRecord | None:

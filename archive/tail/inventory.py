@@ -2,23 +2,29 @@
 
 Requests: one listing of the brokers; for each broker one GET of the index object, then one LIST for
 every 1,000 packs; for each pack one ranged GET of its end (two if the pack's index does not fit in
-it; with encryption keys one more, for the header of the encrypted format). Packs never change, so
-their rows are kept, by key and etag. The index object is read before the listing: a pack that
-cleaning has written since is then live by its number.
+it; with encryption keys one more, for the header of the encrypted format).
+
+Packs never change: their rows, or at least the partitions that they have rows of, are kept by key
+and etag. So to read the rows of some partitions again, only new packs are requested, and those that
+have such rows. The index object is read before the listing: a pack that cleaning has written since
+is then live by its number.
 """
 
+import threading
+from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from sidetier.archive.objects.tail_index import StoredTailIndex, read_tail_index
 from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow, PackRef, merge
-from sidetier.archive.tail.pack import TailRow, decode_footer, decode_index
+from sidetier.archive.tail.pack import PackIndex, TailRow, decode_footer, decode_index
 from sidetier.segments.errors import (
     ChecksumMismatchError,
     EncryptionError,
+    EncryptionKeyError,
     MalformedObjectError,
     ObjectNotFoundError,
     PreconditionFailedError,
@@ -36,6 +42,7 @@ _SEALED_HEADER: Final = 2048
 _SEALED_SHARE: Final = 4096
 """Encryption adds a header, and less than one byte for this number of bytes."""
 _READINGS: Final = 4
+_NEVER_MS: Final = 1 << 62
 PACK_GONE: Final = (ObjectNotFoundError, PreconditionFailedError)
 """The pack was deleted since it was listed."""
 
@@ -49,51 +56,103 @@ class TailContents:
         rows: The rows by partition, in order of broker and number.
         problems: Packs and index objects that cannot be read: the reason, by key. A pack that the
             index names and that is not stored is one of them. The tails may then have gaps.
-        footers: Number of packs whose rows were read from the store, and not kept.
+        footers: Number of packs that were read from the store.
+        unread: Packs that cannot be read, and may have rows of any partition. For a reader that
+            has no key of any encrypted pack, such packs are not among them: it reads other topics.
     """
 
     packs: tuple[PackRef, ...]
     rows: Mapping[TopicPartition, Sequence[PackedRow]]
     problems: Mapping[str, str]
     footers: int
+    unread: Sequence[PackRef] = ()
 
     def merged(self, tp: TopicPartition, archived: ArchivedPart) -> MergedTail:
         """Merge the rows of a partition. Raises as `merge`."""
-        return merge(archived, self.rows.get(tp, ()))
+        return merge(archived, self.rows.get(tp, ()), self.unread)
 
 
 @dataclass(frozen=True, slots=True)
-class _Listing:
+class PackListing:
+    """The live packs of one broker.
+
+    Attributes:
+        packs: Those that are stored, by number.
+        missing: Those that the index object names, and that are not stored.
+        problems: The reason, by key.
+    """
+
     packs: list[PackRef]
+    missing: list[PackRef]
     problems: dict[str, str]
 
 
 class _Read:
     """The packs of one reading, as far as they are read."""
 
-    def __init__(self, wanted: Callable[[TailRow], bool] | None) -> None:
-        self._wanted = wanted
+    def __init__(self) -> None:
         self.rows: dict[str, tuple[TailRow, ...]] = {}
+        self.unread: list[PackRef] = []
+        self.locked: list[PackRef] = []
+        """Encrypted with a key that is not configured."""
         self.problems: dict[str, str] = {}
         self.footers = 0
 
     def take(
-        self,
-        found: Iterable[tuple[PackRef, tuple[TailRow, ...] | SidetierError]],
-        *,
-        is_last: bool,
+        self, found: Iterable[tuple[PackRef, "_Found | SidetierError"]], *, is_last: bool
     ) -> list[BrokerId]:
         """Take rows and errors. Return the brokers whose packs are to be listed again."""
         gone: set[BrokerId] = set()
-        for pack, rows in found:
-            if isinstance(rows, PACK_GONE) and not is_last:
+        for pack, result in found:
+            if isinstance(result, PACK_GONE) and not is_last:
                 gone.add(pack.broker)
-            elif isinstance(rows, SidetierError):
-                self.problems[pack.key] = str(rows)
+            elif isinstance(result, SidetierError):
+                self.problems[pack.key] = str(result)
+                is_locked = isinstance(result, EncryptionKeyError)
+                (self.locked if is_locked else self.unread).append(pack)
             else:
-                keeps_all = self._wanted is None
-                self.rows[pack.key] = rows if keeps_all else tuple(filter(self._wanted, rows))
+                self.rows[pack.key] = result.rows
+                self.footers += result.is_read
         return sorted(gone)
+
+
+class _Found(NamedTuple):
+    """The wanted rows of a pack, and whether its end was requested."""
+
+    rows: tuple[TailRow, ...]
+    is_read: bool
+
+
+class _KnownPartitions:
+    """Which partitions packs have rows of: 4 bytes for each. Thread-safe.
+
+    Args:
+        capacity: Maximum number of partitions of all packs together.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._guard = threading.Lock()
+        self._capacity = capacity
+        self._numbers: dict[TopicPartition, int] = {}
+        self._packs = Lru[tuple[str, str], "array[int]"](capacity, len)
+
+    def put(self, pack: PackRef, partitions: Iterable[TopicPartition]) -> None:
+        """Note the partitions of a pack."""
+        with self._guard:
+            if len(self._numbers) > self._capacity:  # topics come and go
+                self._numbers.clear()
+                self._packs.clear()
+            numbers = self._numbers
+            known = array("I", [numbers.setdefault(tp, len(numbers)) for tp in partitions])
+            self._packs.put((pack.key, pack.etag), known)
+
+    def lacks(self, pack: PackRef, partitions: Iterable[TopicPartition]) -> bool:
+        """Return whether a pack is known to have no row of these partitions."""
+        with self._guard:
+            known = self._packs.get((pack.key, pack.etag))
+            if known is None:
+                return False
+            return {self._numbers.get(tp, -1) for tp in partitions}.isdisjoint(known)
 
 
 class TailInventory:
@@ -105,6 +164,8 @@ class TailInventory:
         concurrency: Maximum number of requests at the same time.
         max_cached_rows: Maximum number of rows that are kept for the next reading; one takes about
             half a kilobyte.
+        max_known_partitions: Maximum number of partitions that are remembered of all packs, in
+            place of their rows; 4 bytes each.
         refuses_plain: Whether records of this topic are not read from a pack that is not encrypted
             (`StorageEndpoint.refuses_plain`).
     """
@@ -116,6 +177,7 @@ class TailInventory:
         *,
         concurrency: int = 16,
         max_cached_rows: int = 200_000,
+        max_known_partitions: int = 4_000_000,
         refuses_plain: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._store = store
@@ -123,6 +185,8 @@ class TailInventory:
         self._concurrency = concurrency
         self._refuses_plain = refuses_plain
         self._cache = Lru[tuple[str, str], tuple[TailRow, ...]](max_cached_rows, len)
+        self._known = _KnownPartitions(max_known_partitions)
+        self._has_key = False
 
     @property
     def store(self) -> RemoteStorage:
@@ -150,26 +214,27 @@ class TailInventory:
             ObjectNotFoundError, PreconditionFailedError: The pack was deleted since it was listed.
             MalformedObjectError: It is damaged, or was written by a newer version.
         """
-        return self._cache.get_or((pack.key, pack.etag), lambda: self._read_rows(pack))
+        return self._cache.get_or((pack.key, pack.etag), lambda: self._read_rows(pack, None))
 
     def read(
         self,
         brokers: Iterable[BrokerId] | None = None,
-        wanted: Callable[[TailRow], bool] | None = None,
+        partitions: Collection[TopicPartition] | None = None,
     ) -> TailContents:
         """Read all live packs. If one was deleted meanwhile, list the packs of its broker again.
 
         Args:
             brokers: Only packs of these brokers; None for all.
-            wanted: Only these rows; None for all.
+            partitions: Only the rows of these; None for all.
 
         Raises:
             StorageError: A request failed, otherwise than because a pack does not exist.
         """
         with ThreadPoolExecutor(self._concurrency, "tail-packs") as helpers:
             chosen = self.brokers() if brokers is None else sorted(set(brokers))
-            listings = dict(zip(chosen, helpers.map(self._list, chosen), strict=True))
-            read = _Read(wanted)
+            listings = dict(zip(chosen, helpers.map(self.listing, chosen), strict=True))
+            wanted = None if partitions is None else frozenset(partitions)
+            read = _Read()
             for reading in range(_READINGS):
                 pending = [
                     pack
@@ -177,12 +242,12 @@ class TailInventory:
                     for pack in listing.packs
                     if pack.key not in read.rows and pack.key not in read.problems
                 ]
-                read.footers += sum((each.key, each.etag) not in self._cache for each in pending)
-                found = zip(pending, helpers.map(self._try, pending), strict=True)
+                results = helpers.map(lambda pack: self._try(pack, wanted), pending)
+                found = zip(pending, results, strict=True)
                 gone = read.take(found, is_last=reading == _READINGS - 1)
                 if not gone:
                     break
-                listings |= zip(gone, helpers.map(self._list, gone), strict=True)
+                listings |= zip(gone, helpers.map(self.listing, gone), strict=True)
         packs = [p for broker in chosen for p in listings[broker].packs if p.key in read.rows]
         by_partition: dict[TopicPartition, list[PackedRow]] = defaultdict(list)
         for pack in packs:
@@ -190,9 +255,14 @@ class TailInventory:
                 by_partition[row.tp].append(PackedRow(pack, row))
         for listing in listings.values():
             read.problems |= listing.problems
-        return TailContents(tuple(packs), dict(by_partition), read.problems, read.footers)
+            read.unread += listing.missing
+        if self._has_key:
+            read.unread += read.locked
+        return TailContents(
+            tuple(packs), dict(by_partition), read.problems, read.footers, tuple(read.unread)
+        )
 
-    def _list(self, broker: BrokerId) -> _Listing:
+    def listing(self, broker: BrokerId) -> PackListing:
         """List the packs of a broker. A damaged index object makes all packs live."""
         index = StoredTailIndex()
         for _ in range(_READINGS):
@@ -210,7 +280,7 @@ class TailInventory:
                 break
         return listing
 
-    def _live(self, broker: BrokerId, stored: StoredTailIndex) -> _Listing:
+    def _live(self, broker: BrokerId, stored: StoredTailIndex) -> PackListing:
         prefix = self._layout.tail_packs_prefix(broker)
         index, packs = stored.index, list[PackRef]()
         for row in self._store.list_objects(prefix):
@@ -218,33 +288,48 @@ class TailInventory:
             if number is not None and (index is None or index.is_live(number)):
                 packs.append(PackRef(broker, number, row.key, row.etag, row.size, row.modified_ms))
         listed = {pack.number for pack in packs}
-        missing = [] if index is None else [n for n in index.packs if n not in listed]
-        problems = {
-            self._layout.tail_pack_key(broker, number): (
-                f"{self._layout.tail_index_key(broker)} names this pack, and it is not stored"
-            )
-            for number in missing
-        }
-        return _Listing(packs, problems)
+        numbers = [] if index is None else [n for n in index.packs if n not in listed]
+        missing = [_missing(self._layout, broker, number, packs) for number in numbers]
+        index_key = self._layout.tail_index_key(broker)
+        text = f"{index_key} names this pack, and it is not stored"
+        return PackListing(packs, missing, {pack.key: text for pack in missing})
 
-    def _try(self, pack: PackRef) -> tuple[TailRow, ...] | SidetierError:
-        """Read the rows of a pack, or return why one pack cannot be read."""
+    def _try(
+        self, pack: PackRef, wanted: frozenset[TopicPartition] | None
+    ) -> _Found | SidetierError:
+        """Read the wanted rows of a pack, or return why one pack cannot be read."""
+        cached = self._cache.get((pack.key, pack.etag))
         try:
-            return self.rows(pack)
+            if cached is not None or wanted is None:
+                rows = self.rows(pack) if cached is None else cached
+                chosen = rows if wanted is None else tuple(row for row in rows if row.tp in wanted)
+                return _Found(chosen, is_read=cached is None)
+            if self._known.lacks(pack, wanted):
+                return _Found((), is_read=False)
+            return _Found(self._read_rows(pack, wanted), is_read=True)
         except (*PACK_GONE, MalformedObjectError, ChecksumMismatchError, EncryptionError) as error:
             return error
 
-    def _read_rows(self, pack: PackRef) -> tuple[TailRow, ...]:
+    def _read_rows(
+        self, pack: PackRef, wanted: frozenset[TopicPartition] | None
+    ) -> tuple[TailRow, ...]:
+        index = self._read_either_index(pack, wanted)
+        self._known.put(pack, index.partitions)
+        return index.rows
+
+    def _read_either_index(
+        self, pack: PackRef, wanted: frozenset[TopicPartition] | None
+    ) -> PackIndex:
         try:
-            return self._read_index(pack)
+            return self._read_index(pack, wanted)
         except MalformedObjectError:
             # A store without encryption keys does not see in a listing that a pack is encrypted.
             # Once it has read the metadata of one, it decrypts, or its error names the key.
             if self._store.head_object(pack.key).size == pack.size:
                 raise
-            return self._read_index(pack)
+            return self._read_index(pack, wanted)
 
-    def _read_index(self, pack: PackRef) -> tuple[TailRow, ...]:
+    def _read_index(self, pack: PackRef, wanted: frozenset[TopicPartition] | None) -> PackIndex:
         # The listed size of an encrypted pack is larger than that of its plaintext, which ends
         # where the answer ends.
         surplus = _SEALED_HEADER + pack.size // _SEALED_SHARE
@@ -256,10 +341,12 @@ class TailInventory:
             index = data[footer.position - start :][: footer.length]
         else:
             index = self._range(pack, footer.position, footer.position + footer.length)
-        rows = decode_index(index, footer, pack.key)
+        found = decode_index(index, footer, pack.key, wanted)
         if size == pack.size:
-            self._check_may_be_plain(pack, {row.tp.topic for row in rows})
-        return rows
+            self._check_may_be_plain(pack, {tp.topic for tp in found.partitions})
+        else:
+            self._has_key = True
+        return found
 
     def _check_may_be_plain(self, pack: PackRef, topics: Iterable[str]) -> None:
         for topic in topics:
@@ -272,3 +359,13 @@ class TailInventory:
 
     def _range(self, pack: PackRef, start: int, end: int) -> bytes:
         return read_range(self._store, pack.key, start, end, condition=IfMatch(pack.etag))
+
+
+def _missing(
+    layout: ArchiveLayout, broker: BrokerId, number: int, packs: Iterable[PackRef]
+) -> PackRef:
+    """Return a pack that is not stored; it was stored before the next one of the broker."""
+    later = (pack.modified_ms for pack in packs if pack.number > number)
+    return PackRef(
+        broker, number, layout.tail_pack_key(broker, number), "", 0, next(later, _NEVER_MS)
+    )

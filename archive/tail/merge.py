@@ -5,10 +5,12 @@ leader, which appends in order, so two logs that have the same epoch at an offse
 records up to there (KIP-101). So one history decides about all rows:
 
 1. Only rows of the archive's topic id count.
+   Without an archive, those of the topic id that was stored last.
 2. The history of the newest leader epoch wins, also over every lower epoch that reaches further: a
    later leader never had what it does not show. A claim, which has no bytes, counts for it.
    Below the first epoch that this history knows, a history that also has this epoch continues it;
-   without one, that of the next lower leader epoch, unless retention may have cut the first one.
+   without one, that of the next lower leader epoch, unless retention may have cut the first one or
+   a pack cannot be read.
 3. A batch of epoch e at offset x is true if that history has e at x. Otherwise it is stale.
 4. The archive wins below its end offset. From there on, true ranges are joined without a gap; the
    tail ends at the first one.
@@ -17,17 +19,20 @@ Equal offsets of one epoch must have equal bytes. Rows of the same offsets are c
 and checksum; parts of rows that overlap are compared by `read` when it has their bytes.
 
 As long as the claim of a new leader is not in the packs, nothing shows that records of the one
-before it are stale after an unclean election.
+before it are stale after an unclean election. A pack that cannot be read may have such a claim:
+then a partition has no tail, unless its newest leader has stored rows since (`_unread_reason`).
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from sidetier.archive.tail.pack import TailRow
-from sidetier.segments.epoch_history import NO_EPOCHS, Entry, EpochHistory
+from sidetier.segments.epoch_history import NO_EPOCHS, Entry, EpochHistory, behind
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import (
     BrokerId,
@@ -35,6 +40,9 @@ from sidetier.segments.offsets import (
     Offset,
     OffsetRange,
 )
+
+ZOMBIE_MS: Final = 10 * 60 * 1000
+"""A broker that was replaced as the leader does not answer as a leader for longer than this."""
 
 _Starts = dict[LeaderEpoch, Offset]
 """An epoch history that grows: the start offset of each leader epoch."""
@@ -67,6 +75,22 @@ class PackedRow(NamedTuple):
     pack: PackRef | None
     row: TailRow
 
+    @property
+    def place(self) -> tuple[str, int, int, int]:
+        """What identifies the row among those of its partition."""
+        key = "" if self.pack is None else self.pack.key
+        return key, self.row.position, self.row.start, self.row.end
+
+    @property
+    def first_stored_ms(self) -> int:
+        """When its records were stored first, in ms since 1970. Cleaning may have copied them."""
+        if self.pack is None:
+            return _NEVER_MS
+        return self.row.first_stored_ms or self.pack.modified_ms
+
+
+_NEVER_MS: Final = 1 << 62
+
 
 @dataclass(frozen=True, slots=True)
 class ArchivedPart:
@@ -94,7 +118,7 @@ class Reason(StrEnum):
     ARCHIVED = "archived"
     """It is below the archive end offset."""
     STALE = "stale"
-    """A later leader does not have it."""
+    """A later leader does not have it. No other object has these records, which were committed."""
     UNPROVEN = "unproven"
     """No history shows whether the newest leader has it: retention has cut that leader's history
     before its claim was stored."""
@@ -104,6 +128,8 @@ class Reason(StrEnum):
     """It is behind the first gap."""
     DIVERGED = "diverged"
     """The archive itself has records that a later leader does not have."""
+    UNREAD = "unread"
+    """A pack that cannot be read may show that a later leader does not have it."""
 
 
 class LeftOut(NamedTuple):
@@ -152,6 +178,7 @@ class MergedTail:
         leader_epoch: The newest leader epoch of all rows and of the archive; None without any.
         basis: The rows that prove that others are stale: a pack with one of them is needed.
         gap: The first gap, if a true range follows behind it.
+        unread: Why packs that cannot be read leave the tail empty; None if they do not.
     """
 
     start: Offset
@@ -164,6 +191,7 @@ class MergedTail:
     leader_epoch: int | None
     basis: tuple[PackedRow, ...]
     gap: OffsetRange | None
+    unread: str | None = None
 
     @property
     def last_stable(self) -> Offset | None:
@@ -183,31 +211,33 @@ class MergedTail:
         return None if newest < 0 else newest
 
     def needed(self) -> Sequence[PackedRow]:
-        """Return the rows that cleaning keeps: those of the slices, the basis, and all of which a
-        part was left out for another reason than `ARCHIVED` and `STALE`. A sidecar that knows the
-        topic id from its broker drops those of other topic ids itself.
+        """Return the rows with records that the archive does not have, each record once, and the
+        basis. Cleaning keeps no fewer (`needed_rows.Need`).
         """
         wanted = [part.source for part in self.slices] + list(self.basis)
-        wanted += [out.source for out in self.left_out if out.reason not in _DEAD]
-        return list({id(source.row): source for source in wanted}.values())
+        wanted += [out.source for out in self.left_out if out.reason not in _ELSEWHERE]
+        return list({source.place: source for source in wanted}.values())
 
 
-_DEAD: Final = frozenset({Reason.ARCHIVED, Reason.STALE})
+_ELSEWHERE: Final = frozenset({Reason.ARCHIVED, Reason.DUPLICATE})
 
 
-def merge(archived: ArchivedPart, rows: Iterable[PackedRow]) -> MergedTail:
-    """Merge all live rows of all brokers of one partition.
+def merge(
+    archived: ArchivedPart, rows: Iterable[PackedRow], unread: Iterable[PackRef] = ()
+) -> MergedTail:
+    """Merge all live rows of all brokers of one partition. `unread` are the live packs that cannot
+    be read.
 
     A sidecar that begins to lead adds its own claim (without a pack): `end` is then the offset from
     which it stores, because its own log agrees up to there.
 
     Raises:
         ArchiveConflictError: Two rows of one leader epoch contradict each other: in their epoch
-            histories, or in the bytes of the same offsets. The message names both packs. Or the
-            archive has no topic id, and the rows have several.
+            histories, or in the bytes of the same offsets. The message names both packs.
     """
     rows = list(rows)
-    topic_id = archived.topic_id or _only_topic_id(rows)
+    topic_id = archived.topic_id or newest_topic_id(rows)
+    unread = list(unread)
     ours = [source for source in rows if source.row.topic_id == topic_id]
     left_out = [
         LeftOut(
@@ -219,13 +249,18 @@ def merge(archived: ArchivedPart, rows: Iterable[PackedRow]) -> MergedTail:
         for source in rows
         if source.row.topic_id != topic_id
     ]
-    epochs, basis = _Histories(archived, ours).newest()
+    epochs, basis = _Histories(archived, ours, may_guess=not unread).newest()
     divergence = _divergence(archived, epochs)
     archive_end = Offset(0) if archived.end is None else archived.end
     pieces: list[TailSlice] = []
     for source in ours:
         true, stale = _split(source, epochs)
-        left_out += _not_read(source, archive_end, stale)
+        left_out += _below_end(source, archived, divergence)
+        left_out += (
+            LeftOut(source, OffsetRange(max(offsets.start, archive_end), offsets.end), reason, text)
+            for offsets, reason, text in stale
+            if offsets.end > archive_end
+        )
         pieces += (
             TailSlice(source, max(start, archive_end), end)
             for start, end in true
@@ -236,12 +271,17 @@ def merge(archived: ArchivedPart, rows: Iterable[PackedRow]) -> MergedTail:
     begin = archived.end
     if begin is None:
         begin = pieces[0].start if pieces else Offset(0)
-    if divergence is not None:
-        left_out += (
-            LeftOut(source, OffsetRange(start, end), Reason.DIVERGED, divergence)
-            for source, start, end in pieces
-        )
-        pieces = []
+    doubt = _unread_reason(ours, epochs, unread) if pieces else None
+    is_unproven = any(out.reason is Reason.UNPROVEN for out in left_out)
+    if doubt is None and unread and (is_unproven or (pieces and _may_diverge(archived, epochs))):
+        doubt = f"{unread[0].key} cannot be read, and may show what the newest leader has"
+    for text, reason in ((divergence, Reason.DIVERGED), (doubt, Reason.UNREAD)):
+        if text is not None and pieces:
+            left_out += (
+                LeftOut(source, OffsetRange(start, end), reason, text)
+                for source, start, end in pieces
+            )
+            pieces = []
     slices = tuple(_joined(pieces, begin))
     end = slices[-1].end if slices else begin
     left_out += _not_taken(pieces, slices, end)
@@ -259,6 +299,7 @@ def merge(archived: ArchivedPart, rows: Iterable[PackedRow]) -> MergedTail:
         leader_epoch=epochs.entries[-1][0] if epochs.entries else None,
         basis=tuple(basis),
         gap=None if behind is None else OffsetRange(end, behind),
+        unread=doubt,
     )
 
 
@@ -266,14 +307,15 @@ def _by_start(piece: TailSlice) -> tuple[int, int]:
     return piece.start, -piece.end
 
 
-def _only_topic_id(rows: Iterable[PackedRow]) -> str | None:
-    ids = {source.row.topic_id: source for source in rows}
-    if len(ids) > 1:
-        known = ", ".join(f"{topic_id} ({_place(ids[topic_id])})" for topic_id in sorted(ids))
-        raise ArchiveConflictError(
-            f"the archive has no topic id, and the tail packs have several: {known}"
-        )
-    return next(iter(ids), None)
+def newest_topic_id(rows: Iterable[PackedRow]) -> str | None:
+    """Return the topic id of the records that were stored last; None without rows."""
+    newest = max(rows, key=_age_of, default=None)
+    return None if newest is None else newest.row.topic_id
+
+
+def _age_of(source: PackedRow) -> tuple[int, int, str]:
+    number = -1 if source.pack is None else source.pack.number
+    return source.first_stored_ms, number, source.row.topic_id
 
 
 def _place(source: PackedRow) -> str:
@@ -283,7 +325,10 @@ def _place(source: PackedRow) -> str:
 class _Histories:
     """What is known of the epoch history of the leader of each epoch."""
 
-    def __init__(self, archived: ArchivedPart, rows: Sequence[PackedRow]) -> None:
+    def __init__(
+        self, archived: ArchivedPart, rows: Sequence[PackedRow], *, may_guess: bool
+    ) -> None:
+        self._may_guess = may_guess
         self._known: dict[LeaderEpoch, _Starts] = {}
         """By leader epoch: the histories of all rows of that epoch, which one leader has given."""
         self._widest: dict[LeaderEpoch, PackedRow | None] = {}
@@ -293,7 +338,7 @@ class _Histories:
         self._lowest: _Starts = {}
         """The lowest known start of each epoch. Retention raises the first start of a log, and
         compaction that of a copy."""
-        stored = NO_EPOCHS if archived.end is None else archived.epochs.up_to(archived.end)
+        stored = NO_EPOCHS if archived.end is None else _with_records(archived, archived.end)
         self._seen: set[tuple[Entry, ...]] = set()
         self._archive_end = -1 if archived.end is None else int(archived.end)
         if stored.entries:
@@ -313,7 +358,7 @@ class _Histories:
         if known is None or entries[0][0] < min(known):
             self._widest[epoch] = source
             self._may_be_raised.discard(epoch)
-            if source is not None and 0 < entries[0][1] <= source.row.log_start:
+            if source is not None and is_cut(source.row.epochs, source.row.log_start):
                 self._may_be_raised.add(epoch)
         mine = self._known.setdefault(epoch, {})
         for entry_epoch, start in entries:
@@ -357,7 +402,7 @@ class _Histories:
         # No history reaches from this epoch to an earlier one. A claim is missing, or retention has
         # cut the history of the leader. What lies below the archive end offset is not asked for.
         start = self._lowest[first]
-        if last in self._may_be_raised or start <= self._archive_end:
+        if last in self._may_be_raised or start <= self._archive_end or not self._may_guess:
             return None
         for leader in order:
             known = self._known[leader]
@@ -365,6 +410,26 @@ class _Histories:
             if leader < first and earlier:
                 return leader, earlier
         return None
+
+
+def _with_records(archived: ArchivedPart, end: Offset) -> EpochHistory:
+    """Return the archived epochs without those in gaps. No record of them is archived, so nothing
+    would have shown that a later leader has discarded them.
+    """
+    entries = archived.epochs.up_to(end).entries
+    kept = (
+        entry
+        for entry, (_, stop) in pairwise([*entries, (LeaderEpoch(0), end)])
+        if behind(entry[1], archived.gaps) < stop
+    )
+    return EpochHistory(tuple(kept))
+
+
+def is_cut(epochs: EpochHistory, log_start: int) -> bool:
+    """Whether the beginning of an epoch history may be missing, with the records below a log start
+    offset.
+    """
+    return 0 < epochs.entries[0][1] <= log_start
 
 
 def _check_one_leader(known: _Starts, given: _Starts, widest: PackedRow, source: PackedRow) -> None:
@@ -387,11 +452,7 @@ def _divergence(archived: ArchivedPart, epochs: EpochHistory) -> str | None:
     """
     if archived.end is None:
         return None
-    last = archived.end - 1
-    for gap in sorted(archived.gaps, reverse=True):
-        if last in gap:
-            last = gap.start - 1
-    stored = archived.epochs.up_to(archived.end).epoch_at(last)
+    last, stored = _last_archived(archived, archived.end)
     epoch = epochs.epoch_at(last)
     if stored is None or epoch is None or stored == epoch:
         return None
@@ -401,18 +462,126 @@ def _divergence(archived: ArchivedPart, epochs: EpochHistory) -> str | None:
     )
 
 
+def _last_archived(archived: ArchivedPart, end: Offset) -> tuple[int, LeaderEpoch | None]:
+    """Return the offset of the last archived record, and its leader epoch."""
+    last = end - 1
+    for gap in sorted(archived.gaps, reverse=True):
+        if last in gap:
+            last = gap.start - 1
+    return last, archived.epochs.up_to(end).epoch_at(last)
+
+
+def _may_diverge(archived: ArchivedPart, epochs: EpochHistory) -> bool:
+    """Whether the newest leader's history is not known at the end of the archive."""
+    if archived.end is None:
+        return False
+    last, stored = _last_archived(archived, archived.end)
+    return stored is not None and epochs.epoch_at(last) is None
+
+
+def _unread_reason(
+    ours: Sequence[PackedRow], epochs: EpochHistory, unread: Iterable[PackRef]
+) -> str | None:
+    """Return why a pack that cannot be read leaves the tail empty; None if none does.
+
+    It may have the claim of a later leader, which has discarded records. It has not if the newest
+    leader that is known has stored a row after it: in a later pack of the same broker, or so much
+    later that a leader that was replaced would know.
+    """
+    newest = epochs.entries[-1][0] if epochs.entries else None
+    witnesses = [
+        source for source in ours if source.pack is not None and source.row.leader_epoch == newest
+    ]
+    for pack in unread:
+        is_older = any(
+            pack.modified_ms + ZOMBIE_MS < source.first_stored_ms or _is_behind(source, pack)
+            for source in witnesses
+        )
+        if not is_older:
+            return (
+                f"{pack.key} cannot be read, and may show that the leader of a later epoch than "
+                f"{newest} has discarded these records"
+            )
+    return None
+
+
+def _is_behind(source: PackedRow, pack: PackRef) -> bool:
+    """Whether a row is in a later pack of the same broker, and not as a copy."""
+    return (
+        source.pack is not None
+        and source.pack.broker == pack.broker
+        and source.pack.number > pack.number
+        and not source.row.first_stored_ms
+    )
+
+
+def runs_of(row: TailRow) -> Iterator[tuple[LeaderEpoch, Offset, Offset]]:
+    """Yield the leader epochs of a row's records, with the offsets of each."""
+    ends = [start for _, start in row.epochs.entries[1:]] + [row.end]
+    for (epoch, start), end in zip(row.epochs.entries, ends, strict=True):
+        low, high = max(start, row.start), min(end, row.end)
+        if low < high:
+            yield epoch, low, high
+
+
+def replaced(
+    row: TailRow, epochs: EpochHistory, end: int, gaps: Iterable[OffsetRange] = ()
+) -> Iterator[tuple[OffsetRange, LeaderEpoch, LeaderEpoch]]:
+    """Yield the offsets of a row below `end` that are of another leader epoch in a history, with
+    both epochs: the records there are others. Offsets that the history does not know, and those in
+    `gaps`, are left out.
+    """
+    entries = epochs.entries
+    for epoch, low, high in runs_of(row):
+        at = max(bisect_right(entries, low, key=itemgetter(1)) - 1, 0)
+        for number in range(at, len(entries)):
+            other, start = entries[number]
+            stop = entries[number + 1][1] if number + 1 < len(entries) else Offset(end)
+            first, last = max(low, start), min(high, stop, Offset(end))
+            if start >= high:
+                break
+            if other == epoch or first >= last:
+                continue
+            for gap in sorted(gaps):
+                if first < last and gap.start <= first < gap.end:
+                    first = gap.end
+            if first < last:
+                yield OffsetRange(first, last), epoch, other
+
+
+def _below_end(
+    source: PackedRow, archived: ArchivedPart, divergence: str | None
+) -> Iterator[LeftOut]:
+    """Yield the parts of a row below the archive end offset."""
+    row, end = source.row, archived.end
+    if end is None or row.start >= min(end, row.end):
+        return
+    at, stop = row.start, min(end, row.end)
+    for (start, upto), epoch, other in replaced(
+        row, archived.epochs.up_to(end), end, archived.gaps
+    ):
+        if start > at:
+            yield LeftOut(source, OffsetRange(at, start), Reason.ARCHIVED, _archived_text(end))
+        at = upto
+        text = f"of leader epoch {epoch}, and the archive has epoch {other} there"
+        reason = Reason.STALE if divergence is None else Reason.DIVERGED
+        yield LeftOut(source, OffsetRange(start, upto), reason, divergence or text)
+    if at < stop:
+        yield LeftOut(source, OffsetRange(at, stop), Reason.ARCHIVED, _archived_text(end))
+
+
+def _archived_text(end: Offset) -> str:
+    return f"archived up to {end}"
+
+
 _Stale = tuple[OffsetRange, Reason, str]
 
 
 def _split(source: PackedRow, epochs: EpochHistory) -> tuple[list[OffsetRange], list[_Stale]]:
     """Return the parts of a range that the deciding history has, and those that it does not."""
-    row, true, stale = source.row, list[OffsetRange](), list[_Stale]()
+    true, stale = list[OffsetRange](), list[_Stale]()
     starts = dict(epochs.entries)
-    ends = [start for _, start in row.epochs.entries[1:]] + [row.end]
-    for (epoch, start), end in zip(row.epochs.entries, ends, strict=True):
-        low, high = max(start, row.start), min(end, row.end)
-        if low >= high:
-            continue
+    for epoch, low, high in runs_of(source.row):
         true_end = low
         if epoch in starts:
             epoch_end = epochs.end_of(epoch)
@@ -439,17 +608,6 @@ def _stale(epoch: int, offsets: OffsetRange, epochs: EpochHistory) -> Iterator[_
             f"{epochs.epoch_at(start)} there"
         )
         yield OffsetRange(start, end), Reason.STALE, text
-
-
-def _not_read(source: PackedRow, archive_end: Offset, stale: Iterable[_Stale]) -> Iterator[LeftOut]:
-    row = source.row
-    if row.start < min(archive_end, row.end):
-        below = OffsetRange(row.start, min(archive_end, row.end))
-        text = f"archived up to {archive_end}"
-        yield LeftOut(source, below, Reason.ARCHIVED, text)
-    for (start, end), reason, text in stale:
-        if end > archive_end:
-            yield LeftOut(source, OffsetRange(max(start, archive_end), end), reason, text)
 
 
 def _check_equal(pieces: Iterable[TailSlice]) -> None:
@@ -488,9 +646,9 @@ def _joined(pieces: Sequence[TailSlice], begin: Offset) -> Iterator[TailSlice]:
 def _not_taken(
     pieces: Iterable[TailSlice], slices: Iterable[TailSlice], end: Offset
 ) -> Iterator[LeftOut]:
-    taken: dict[int, list[TailSlice]] = {}
+    taken: dict[tuple[str, int, int, int], list[TailSlice]] = {}
     for part in slices:
-        taken.setdefault(id(part.source.row), []).append(part)
+        taken.setdefault(part.source.place, []).append(part)
     for source, start, piece_end in pieces:
         if start > end:
             yield LeftOut(
@@ -498,7 +656,7 @@ def _not_taken(
             )
             continue
         at = start
-        for part in taken.get(id(source.row), ()):
+        for part in taken.get(source.place, ()):
             if at < part.start < piece_end:
                 yield _duplicate(source, at, part.start)
             if part.start < piece_end:

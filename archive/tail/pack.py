@@ -32,9 +32,9 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from operator import itemgetter
 from typing import BinaryIO, Final, NamedTuple, cast
 
@@ -73,10 +73,14 @@ _COLUMNS: Final = (
     "number of epochs",
     "number of open transactions",
     "number of aborted transactions",
+    "when the first pack with these records was stored",
 )
+_COUNTS: Final = slice(10, 13)
+"""The columns that count the numbers of the next tables."""
 _LEVEL: Final = 6
-MAX_INDEX_BYTES: Final = 64 << 20
-"""Largest decompressed index; 100 bytes for each row, and more for epochs and transactions."""
+MAX_ROWS: Final = 100_000
+MAX_INDEX_BYTES: Final = 16 << 20
+"""Largest index, also decompressed: 112 bytes for each row, and its epochs and transactions."""
 _MAX_EPOCH: Final = 2**31 - 1
 _TOPIC_ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -103,6 +107,8 @@ class TailRow(NamedTuple):
         max_timestamp: Largest timestamp, in ms since 1970; -1 if there is none.
         open: The transactions that are open at `end`.
         aborted: The transactions whose abort markers are in the range.
+        first_stored_ms: Of a row that cleaning has copied: when the first pack with its records was
+            stored, in ms since 1970; 0 in that first pack.
         position: Byte position in the pack. `PackBuilder` sets it, and the next two.
         size: Size in bytes; 0 for a claim.
         crc64nvme: Checksum of the bytes.
@@ -119,6 +125,7 @@ class TailRow(NamedTuple):
     max_timestamp: int = -1
     open: tuple[OpenTransaction, ...] = ()
     aborted: tuple[AbortedTxn, ...] = ()
+    first_stored_ms: int = 0
     position: int = 0
     size: int = 0
     crc64nvme: int = 0
@@ -216,7 +223,7 @@ class PackBuilder:
         if not self._rows:
             raise ValueError("a pack without rows")
         index = _encode_rows(self._rows)
-        if len(index) > MAX_INDEX_BYTES:
+        if len(index) > MAX_INDEX_BYTES or len(self._rows) > MAX_ROWS:
             raise ValueError(f"the index of {len(self._rows)} rows has {len(index)} bytes")
         packed = zlib.compress(index, _LEVEL)
         fields = (self._size, len(packed), 0, len(self._rows), _MAGIC, VERSION)
@@ -329,6 +336,11 @@ def decode_footer(data: Bytes, size: int, key: str) -> Footer:
     if version != VERSION:
         raise unknown_version(key, version, VERSION)
     footer = Footer(*fields)
+    if footer.length > MAX_INDEX_BYTES or footer.rows > MAX_ROWS:
+        raise MalformedObjectError(
+            f"{key}: an index of {footer.rows} rows and {footer.length} bytes is larger than any "
+            f"pack has: {MAX_ROWS} rows and {MAX_INDEX_BYTES} bytes at most"
+        )
     if footer.position + footer.length + FOOTER_BYTES != size:
         raise MalformedObjectError(
             f"{key}: position and length of the index, {footer.position} and {footer.length}, do "
@@ -337,13 +349,28 @@ def decode_footer(data: Bytes, size: int, key: str) -> Footer:
     return footer
 
 
-def decode_index(data: Bytes, footer: Footer, key: str) -> tuple[TailRow, ...]:
+class PackIndex(NamedTuple):
+    """The index of a pack.
+
+    Attributes:
+        partitions: The partitions of its rows.
+        rows: The rows that were asked for.
+    """
+
+    partitions: frozenset[TopicPartition]
+    rows: tuple[TailRow, ...]
+
+
+def decode_index(
+    data: Bytes, footer: Footer, key: str, wanted: Container[TopicPartition] | None = None
+) -> PackIndex:
     """Parse the index of a pack.
 
     Args:
         data: The `footer.length` bytes of the index.
         footer: The footer.
         key: The pack's key, for errors.
+        wanted: The partitions whose rows are returned, and checked; None for all.
 
     Raises:
         MalformedObjectError: Damaged. The message names key, row and field.
@@ -363,7 +390,7 @@ def decode_index(data: Bytes, footer: Footer, key: str) -> tuple[TailRow, ...]:
             f"{MAX_INDEX_BYTES} bytes"
         )
     try:
-        return _decode_rows(index, footer)
+        return _decode_rows(index, footer, wanted)
     except _FieldError as error:
         raise MalformedObjectError(f"{key}: {error}") from None
 
@@ -371,7 +398,8 @@ def decode_index(data: Bytes, footer: Footer, key: str) -> tuple[TailRow, ...]:
 def decode_pack(data: Bytes, key: str) -> tuple[TailRow, ...]:
     """Parse footer and index of a whole pack. Raises as `decode_index`."""
     footer = decode_footer(data, len(data), key)
-    return decode_index(data[footer.position : footer.position + footer.length], footer, key)
+    index = data[footer.position : footer.position + footer.length]
+    return decode_index(index, footer, key).rows
 
 
 class TailBatch(NamedTuple):
@@ -379,6 +407,19 @@ class TailBatch(NamedTuple):
 
     header: BatchHeader
     data: memoryview
+
+
+def check_range(row: TailRow, data: Bytes, key: str) -> None:
+    """Compare the bytes of a range with the checksum in its row.
+
+    Raises:
+        ChecksumMismatchError: They are not those that were stored.
+    """
+    if len(data) != row.size or crc64nvme(data) != row.crc64nvme:
+        raise ChecksumMismatchError(
+            f"{key}: {row.tp}, offsets [{row.start}, {row.end}): crc64nvme: the {len(data)} bytes "
+            f"at {row.position} are not those that were stored"
+        )
 
 
 def split_range(row: TailRow, data: Bytes, key: str) -> Iterator[TailBatch]:
@@ -392,11 +433,7 @@ def split_range(row: TailRow, data: Bytes, key: str) -> Iterator[TailBatch]:
         MalformedObjectError: The batches contradict the row. The message names key and field.
     """
     place = f"{key}: {row.tp}, offsets [{row.start}, {row.end})"
-    if len(data) != row.size or crc64nvme(data) != row.crc64nvme:
-        raise ChecksumMismatchError(
-            f"{place}: crc64nvme: the {len(data)} bytes at {row.position} are not those that were "
-            "stored"
-        )
+    check_range(row, data, key)
     expected, batches, size = int(row.start), 0, 0
     try:
         for batch, header in split_batches(memoryview(data)):
@@ -452,6 +489,8 @@ def _problem(row: TailRow) -> str | None:  # noqa: C901, PLR0911 - one line for 
         return f"log_start and last_stable: {row.log_start} and {row.last_stable}"
     if row.max_timestamp < -1:
         return f"max_timestamp: {row.max_timestamp}"
+    if row.first_stored_ms < 0:
+        return f"first_stored_ms: {row.first_stored_ms}"
     return _epochs_problem(row) or _transactions_problem(row)
 
 
@@ -501,6 +540,7 @@ def _encode_rows(rows: Sequence[TailRow]) -> bytes:
             len(row.epochs.entries),
             len(row.open),
             len(row.aborted),
+            row.first_stored_ms,
         )
         for row in rows
     ]
@@ -554,8 +594,8 @@ class _Numbers:
         self._numbers = numbers
         self._at = 0
 
-    def table(self, rows: int, columns: int, field: str) -> Iterator[tuple[int, ...]]:
-        """Yield the rows of the next table."""
+    def table(self, rows: int, columns: int, field: str) -> list["array[int]"]:
+        """Return the columns of the next table."""
         end = self._at + rows * columns
         if end > len(self._numbers):
             raise _FieldError(f"{field}: {rows} of them do not fit into the index")
@@ -564,7 +604,7 @@ class _Numbers:
             for column in range(columns)
         ]
         self._at = end
-        return zip(*parts, strict=True)
+        return parts
 
     def check_end(self) -> None:
         """Refuse numbers that belong to no row."""
@@ -572,59 +612,73 @@ class _Numbers:
             raise _FieldError(f"index: {len(self._numbers) - self._at} numbers are left over")
 
 
-def _decode_rows(index: bytes, footer: Footer) -> tuple[TailRow, ...]:
+def _decode_rows(
+    index: bytes, footer: Footer, wanted: Container[TopicPartition] | None
+) -> PackIndex:
     topics, at = _decode_topics(index)
     if (len(index) - at) % _WORD:
         raise _FieldError("index: it is cut within a number")
     numbers = _Numbers(_from_planes(memoryview(index)[at:]))
-    table = list(numbers.table(footer.rows, len(_COLUMNS), "rows"))
-    if not table:
+    table = numbers.table(footer.rows, len(_COLUMNS), "rows")
+    if not footer.rows:
         raise _FieldError("rows: there are none")
-    counts = [0, 0, 0]
-    for row in table:
-        if min(row[-3:]) < 0:
-            raise _FieldError("rows: the number of epochs or transactions is negative")
-        counts = [total + count for total, count in zip(counts, row[-3:], strict=True)]
+    counts = table[_COUNTS]
+    if any(min(column) < 0 for column in counts):
+        raise _FieldError("rows: the number of epochs or transactions is negative")
     lists = [
-        numbers.table(count, columns, field)
-        for count, columns, field in zip(
+        numbers.table(sum(column), columns, field)
+        for column, columns, field in zip(
             counts, (2, 3, 4), ("epochs", "open", "aborted"), strict=True
         )
     ]
     numbers.check_end()
-    return _rows_of(table, topics, lists, footer)
+    # A pack has one partition in many rows, and many packs have the same ones.
+    partitions: dict[tuple[int, int], TopicPartition] = {}
+    for number, place in enumerate(zip(table[0], table[1], strict=True)):
+        if place not in partitions:
+            if not 0 <= place[0] < len(topics):
+                raise _FieldError(f"row {number}: topic: {place[0]} of {len(topics)}")
+            partitions[place] = TopicPartition(topics[place[0]][0], place[1])
+    if sum(table[4]) != footer.position:
+        raise _FieldError(
+            f"size: the rows have {sum(table[4])} bytes, and the pack {footer.position}"
+        )
+    chosen = {place: tp for place, tp in partitions.items() if wanted is None or tp in wanted}
+    rows = tuple(_rows_of(table, topics, chosen, lists)) if chosen else ()
+    return PackIndex(frozenset(partitions.values()), rows)
 
 
 def _rows_of(
-    table: Sequence[tuple[int, ...]],
+    table: Sequence[Sequence[int]],
     topics: Sequence[tuple[str, str]],
-    lists: Sequence[Iterator[tuple[int, ...]]],
-    footer: Footer,
-) -> tuple[TailRow, ...]:
-    rows, position = [], 0
+    chosen: Mapping[tuple[int, int], TopicPartition],
+    lists: Sequence[Sequence[Sequence[int]]],
+) -> Iterator[TailRow]:
+    """Yield the rows of the chosen partitions."""
+    position, ats = 0, [0, 0, 0]
     # Rows of one partition, and of many, share these: a cluster's tail has a million rows.
     histories: dict[tuple[tuple[int, ...], ...], EpochHistory] = {}
-    partitions: dict[tuple[int, int], TopicPartition] = {}
-    for number, columns in enumerate(table):
-        topic, partition, start, offsets, size, batches, crc, newest, log_start, stable, *counts = (
-            columns
-        )
-        if not 0 <= topic < len(topics):
-            raise _FieldError(f"row {number}: topic: {topic} of {len(topics)}")
+    for number, columns in enumerate(zip(*table, strict=True)):
+        topic, partition, start, offsets, size, batches, crc, newest, log_start, stable = columns[
+            :10
+        ]
+        counts, first_stored_ms = columns[_COUNTS], columns[13]
+        begins, ats = ats, [at + count for at, count in zip(ats, counts, strict=True)]
+        position += size
+        tp = chosen.get((topic, partition))
+        if tp is None:
+            continue
         entries, still_open, aborted = (
-            tuple(islice(rest, count)) for rest, count in zip(lists, counts, strict=True)
+            tuple(zip(*(column[begin:end] for column in parts), strict=True)) if end > begin else ()
+            for parts, begin, end in zip(lists, begins, ats, strict=True)
         )
-        name, topic_id = topics[topic]
         epochs = histories.get(entries)
         if epochs is None:
             epochs = histories[entries] = EpochHistory(cast("tuple[Entry, ...]", entries))
-        tp = partitions.get((topic, partition))
-        if tp is None:
-            tp = partitions[topic, partition] = TopicPartition(name, partition)
         end = start + offsets
         row = TailRow(
             tp,
-            topic_id,
+            topics[topic][1],
             epochs,
             Offset(start),
             Offset(end),
@@ -637,18 +691,15 @@ def _rows_of(
                 AbortedTxn(each[0], Offset(each[1]), Offset(each[2]), Offset(each[3]))
                 for each in aborted
             ),
-            position,
+            first_stored_ms,
+            position - size,
             size,
             crc if crc >= 0 else crc + (1 << 64),
         )
         problem = _problem(row)
         if problem is not None:
             raise _FieldError(f"row {number} ({tp}): {problem}")
-        rows.append(row)
-        position += size
-    if position != footer.position:
-        raise _FieldError(f"size: the rows have {position} bytes, and the pack {footer.position}")
-    return tuple(rows)
+        yield row
 
 
 def _decode_topics(index: bytes) -> tuple[list[tuple[str, str]], int]:

@@ -5,14 +5,16 @@ follow each other closely are read with one request. Where two rows that are rea
 offsets and epoch, their batches must be equal.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from sidetier.archive.errors import TailMovedError, UnreadTailError
 from sidetier.archive.read_in_order import in_order
 from sidetier.archive.tail.inventory import PACK_GONE, TailInventory
-from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackRef, TailSlice
-from sidetier.archive.tail.pack import TailBatch, TailRow, split_range
+from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow, PackRef, TailSlice
+from sidetier.archive.tail.pack import TailBatch, TailRow, check_range, split_range
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.port import IfMatch, RemoteStorage
@@ -87,29 +89,80 @@ def read_tails(
 
 
 def read_partition(
-    inventory: TailInventory, tp: TopicPartition, archived: ArchivedPart
+    inventory: TailInventory,
+    tp: TopicPartition,
+    archived_now: Callable[[], ArchivedPart],
+    begin: Offset | None = None,
 ) -> Iterator[TailBatch]:
     """Yield the batches of one partition's tail. If cleaning deletes a pack meanwhile, list the
     packs again, and go on at the offset that was reached.
 
+    Args:
+        inventory: The packs.
+        tp: The partition.
+        archived_now: Reads what is archived. It is called after the packs were read: cleaning drops
+            rows as soon as the archive has them, so an older answer would leave a gap.
+        begin: Where the caller wants to begin, usually the archive end offset that it has reached;
+            None to begin with the tail.
+
     Raises:
+        TailMovedError: The next records were archived meanwhile, or are gone. Read the archive from
+            the offset that was reached, and then call again.
+        UnreadTailError: A pack cannot be read that may show that the records are stale.
         ChecksumMismatchError, MalformedObjectError, ArchiveConflictError: As `read_tail`.
         ObjectNotFoundError, PreconditionFailedError: Packs were deleted after each listing.
     """
-    reached, tries = -1, 0
+    reached, promised, tries = begin, Offset(0), 0
     while True:
-        contents = inventory.read(wanted=lambda row: row.tp == tp)
+        contents = inventory.read(partitions=[tp])
+        tail = contents.merged(tp, archived_now())
+        _check_reaches(tail, tp, reached, promised)
+        promised = tail.end
         try:
-            for batch in read_tail(inventory.store, contents.merged(tp, archived)):
-                if batch.header.next_offset > reached:
+            for batch in read_tail(inventory.store, tail):
+                if reached is None or batch.header.next_offset > reached:
                     yield batch
                     reached, tries = batch.header.next_offset, 0
         except PACK_GONE:
+            reached = tail.start if reached is None else reached
             tries += 1
             if tries == _LISTINGS:
                 raise
         else:
             return
+
+
+def _check_reaches(
+    tail: MergedTail, tp: TopicPartition, reached: Offset | None, promised: Offset
+) -> None:
+    if tail.unread is not None:
+        raise UnreadTailError(f"{tp}: {tail.unread}")
+    if reached is not None and (tail.start > reached or tail.end < max(promised, reached)):
+        raise TailMovedError(
+            f"{tp}: the tail had the offsets from {reached} up to {max(promised, reached)}, and "
+            f"has [{tail.start}, {tail.end}) now: read the archive from {reached} on"
+        )
+
+
+def read_rows(store: RemoteStorage, rows: Iterable[PackedRow]) -> Iterator[tuple[PackedRow, bytes]]:
+    """Yield the bytes of rows, whose checksums are compared. Rows of one pack, in order of their
+    positions, need the fewest requests.
+
+    Raises:
+        ObjectNotFoundError, PreconditionFailedError: A pack was deleted.
+        ChecksumMismatchError: A pack is damaged.
+    """
+    wanted = (
+        _Wanted(source.row.tp, 0, TailSlice(source, source.row.start, source.row.end))
+        for source in rows
+    )
+    for pack, start, end, parts in _requests(wanted, REQUEST_BYTES):
+        data = read_range(store, pack.key, start, end, condition=IfMatch(pack.etag))
+        for _, _, part in parts:
+            row = part.source.row
+            piece = data[row.position - start :][: row.size]
+            check_range(row, piece, pack.key)
+            yield part.source, piece
 
 
 class _Wanted(NamedTuple):
@@ -139,7 +192,7 @@ class _Request(NamedTuple):
     wanted: list[_Wanted]
 
 
-def _requests(wanted: Iterable[_Wanted], most: int) -> Iterator[_Request]:
+def _requests(wanted: Iterable[_Wanted], max_bytes: int) -> Iterator[_Request]:
     """Join the ranges of consecutive slices that are close together in one pack."""
     request: _Request | None = None
     for each in wanted:
@@ -149,7 +202,7 @@ def _requests(wanted: Iterable[_Wanted], most: int) -> Iterator[_Request]:
             request is not None
             and request.pack.key == each.pack.key
             and request.start <= row.position <= request.end + _MAX_UNUSED
-            and end - request.start <= most
+            and end - request.start <= max_bytes
         ):
             request.wanted.append(each)
             request = request._replace(end=max(request.end, end))
@@ -199,8 +252,13 @@ class _Overlaps:
         reached = Offset(0)
         for row in sorted(rows, key=lambda row: row.start):
             if row.start < reached:
-                self._ranges.append(OffsetRange(row.start, min(row.end, reached)))
+                start, end = row.start, min(row.end, reached)
+                if self._ranges and start <= self._ranges[-1].end:
+                    last = self._ranges.pop()
+                    start, end = last.start, max(last.end, end)
+                self._ranges.append(OffsetRange(start, end))
             reached = max(reached, row.end)
+        self._starts = [each.start for each in self._ranges]
 
     def compare(self, batches: Iterable[TailBatch], key: str) -> None:
         """Compare the batches of one row with those of the rows before.
@@ -211,7 +269,8 @@ class _Overlaps:
         if not self._ranges:
             return
         for header, _ in batches:
-            if not any(header.base_offset in each for each in self._ranges):
+            at = bisect_right(self._starts, header.base_offset) - 1
+            if at < 0 or header.base_offset >= self._ranges[at].end:
                 continue
             # The CRC covers everything from the attributes on.
             mine = header.length, header.crc, key

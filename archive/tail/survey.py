@@ -23,12 +23,16 @@ from sidetier.archive.tail.merge import (
     PackedRow,
     PackRef,
     Reason,
+    merge,
+    newest_topic_id,
 )
 from sidetier.segments.errors import ArchiveError, SegmentError
 from sidetier.segments.offsets import BrokerId, Offset, OffsetRange, TopicPartition
 
 _AT_ONCE: Final = 16
-_LOST: Final = frozenset({Reason.GAP, Reason.UNPROVEN, Reason.DIVERGED})
+_LOST: Final = frozenset(
+    {Reason.GAP, Reason.UNPROVEN, Reason.DIVERGED, Reason.STALE, Reason.UNREAD}
+)
 """Reasons to leave out records that are nowhere else: neither archived nor in the tail."""
 
 
@@ -41,7 +45,7 @@ class PartitionTail:
         watermark: The content of `offset.wm`; None without an archive.
         rows: The rows of all live packs.
         merged: The merged tail; None if it cannot be merged.
-        problem: Why it cannot be merged.
+        problem: Why it cannot be merged, or is left empty.
     """
 
     tp: TopicPartition
@@ -77,6 +81,19 @@ class PartitionTail:
         """Bytes to read for the tail."""
         slices = () if self.merged is None else self.merged.slices
         return sum(part.source.row.size for part in slices)
+
+    @property
+    def stale_offsets(self) -> int:
+        """Number of offsets whose records were committed, and that the newest leader does not have.
+        No other object has them.
+        """
+        left_out = () if self.merged is None else self.merged.left_out
+        stale = sorted(out.offsets for out in left_out if out.reason is Reason.STALE)
+        count, reached = 0, Offset(0)
+        for start, end in stale:
+            count += max(0, end - max(start, reached))
+            reached = max(reached, end)
+        return count
 
     @property
     def not_read(self) -> Sequence[LeftOut]:
@@ -135,6 +152,7 @@ def survey(
     selects: Callable[[str], bool] = all_topics,
     partitions: Collection[TopicPartition] | None = None,
     named: Collection[str] = (),
+    accept_unread: bool = False,
 ) -> TailSurvey:
     """Read the live packs of all stores, and merge the tail of each partition.
 
@@ -143,6 +161,7 @@ def survey(
         selects: Whether a topic is wanted, by its name.
         partitions: Only these partitions; None for all.
         named: Only the partitions of these names, such as `orders-3`; none for all.
+        accept_unread: Whether records count that a pack which cannot be read may show to be stale.
 
     Raises:
         StorageError: A request failed.
@@ -152,7 +171,7 @@ def survey(
     problems: dict[str, str] = {}
     for endpoint, store in access.by_endpoint.items():
         inventory = TailInventory(store, access.layout, refuses_plain=endpoint.refuses_plain)
-        contents = inventory.read()
+        contents = inventory.read(partitions=partitions)
         wanted = {
             tp: rows
             for tp, rows in contents.rows.items()
@@ -161,7 +180,7 @@ def survey(
             and (partitions is None or tp in partitions)
             and (not named or str(tp) in named)
         }
-        found = read_partitions(access, wanted)
+        found = read_partitions(access, wanted, () if accept_unread else contents.unread)
         tails += found
         brokers += _brokers(endpoint.url, contents, found)
         problems |= contents.problems
@@ -169,9 +188,15 @@ def survey(
 
 
 def read_partitions(
-    access: ArchiveAccess, rows: Mapping[TopicPartition, Sequence[PackedRow]]
+    access: ArchiveAccess,
+    rows: Mapping[TopicPartition, Sequence[PackedRow]],
+    unread: Sequence[PackRef] = (),
 ) -> list[PartitionTail]:
     """Read what is archived of the partitions, and merge their tails. Raises StorageError."""
+
+    def merged(tp: TopicPartition) -> PartitionTail:
+        return _merged(access.partition(tp), rows[tp], gaps[tp], unread)
+
     by_topic: dict[str, list[TopicPartition]] = defaultdict(list)
     for tp in rows:
         by_topic[tp.topic].append(tp)
@@ -183,7 +208,7 @@ def read_partitions(
         gaps: dict[TopicPartition, list[OffsetRange]] = {}
         for found in helpers.map(gaps_of, by_topic):
             gaps |= found
-        return list(helpers.map(lambda tp: _merged(access.partition(tp), rows[tp], gaps[tp]), rows))
+        return list(helpers.map(merged, rows))
 
 
 def archived_part(
@@ -198,10 +223,9 @@ def archived_part(
     end = partition.end()
     if end.watermark is None and end.problem == NO_WATERMARK:
         # An archive that has not begun may have its start recorded.
-        topic_ids = list({source.row.topic_id for source in rows})
-        only = topic_ids[0] if len(topic_ids) == 1 else None
-        start = read_earliest_start(partition.store, partition.layout, partition.tp, only)
-        return None, ArchivedPart(start, topic_id=only)
+        topic_id = newest_topic_id(rows)
+        start = read_earliest_start(partition.store, partition.layout, partition.tp, topic_id)
+        return None, ArchivedPart(start, topic_id=topic_id)
     if end.watermark is None or end.next_offset is None:
         raise ArchiveError(end.problem or "the archive end offset is unknown")
     epochs = partition.epochs().epoch_history
@@ -209,15 +233,18 @@ def archived_part(
 
 
 def _merged(
-    partition: StoredPartition, rows: Sequence[PackedRow], gaps: Sequence[OffsetRange]
+    partition: StoredPartition,
+    rows: Sequence[PackedRow],
+    gaps: Sequence[OffsetRange],
+    unread: Sequence[PackRef],
 ) -> PartitionTail:
     watermark: Watermark | None = None
     try:
         watermark, archived = archived_part(partition, gaps, rows)
-        merged = TailContents((), {partition.tp: rows}, {}, 0).merged(partition.tp, archived)
+        merged = merge(archived, rows, unread)
     except (ArchiveError, SegmentError) as error:
         return PartitionTail(partition.tp, watermark, rows, None, str(error))
-    return PartitionTail(partition.tp, watermark, rows, merged)
+    return PartitionTail(partition.tp, watermark, rows, merged, merged.unread)
 
 
 def _brokers(

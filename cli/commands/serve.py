@@ -251,6 +251,12 @@ class ServeOptions:
         "without --prefer: an application that reads older ones costs the brokers nothing.  "
         "[default: 1h]",
     )
+    with_tail: bool = option(
+        "--with-tail",
+        help="Behind the end of the archive, read the records of active segments that tail packs "
+        "have; see docs/tail.md. With --live: while no leader of a partition can be reached. Lists "
+        "the packs every 5 seconds at most, while clients read.",
+    )
     groups: str | None = option(
         "--groups",
         metavar="none|local|relay=BOOTSTRAP",
@@ -326,6 +332,7 @@ def command(options: ServeOptions) -> int:
     loaded = options.call.load(needs_log_dirs=False)
     with needs_extra("sidetier serve", _EXTRA, "consumer"):
         from sidetier.cli.serve import serve  # noqa: PLC0415 -- `--help` must not load the libraries
+        from sidetier.endpoint.catalog import CatalogSettings  # noqa: PLC0415
         from sidetier.endpoint.connection import ServerSettings  # noqa: PLC0415
         from sidetier.endpoint.groups.expiry import DEFAULT_RETENTION  # noqa: PLC0415
         from sidetier.endpoint.service import EndpointSettings  # noqa: PLC0415
@@ -341,6 +348,7 @@ def command(options: ServeOptions) -> int:
             group_retention=options.group_retention or DEFAULT_RETENTION,
             tls=None if tls is None else TlsFiles(tls, options.tls_key, options.tls_client_ca),
             users=users,
+            catalog=CatalogSettings(with_tail=options.with_tail),
             bytes_per_second=options.max_bytes_per_second,
             live=_live(options),
             server=ServerSettings(

@@ -65,7 +65,8 @@ def status_command(options: StatusOptions) -> "StatusResult":
     Example:
       sidetier tail status --topic 'orders.*' --config /etc/sidetier/sidetier.yaml
 
-    Exit codes: 0 no problem; 3 a pack cannot be read, or records in packs are behind a gap.
+    Exit codes: 0 no problem; 3 a pack cannot be read, or records in packs are behind a gap or of a
+    leader that a later one has discarded.
     """  # noqa: D301 -- \b is click's marker and must be one character
     config = options.call.load(needs_log_dirs=False).config
     from sidetier.cli.stores import open_every_store  # noqa: PLC0415 -- `--help` must not load the stores
@@ -90,6 +91,11 @@ class PromoteOptions(CommandOptions):
         help="Directory for the segments while they are made: up to 8 GiB, or twice the largest "
         "tail.  [default: the system's directory for temporary files]",
     )
+    accept_unread: bool = option(
+        "--accept-unread",
+        help="Also promote partitions although a pack cannot be read that may show that their "
+        "newest records were discarded in an unclean election.",
+    )
     parallel: int = option(
         "--parallel",
         type=click.IntRange(1, 64),
@@ -107,7 +113,8 @@ def promote_command(options: PromoteOptions) -> "PromotionPlan | PromotionResult
     only if no sidecar has moved it meanwhile, and the sidecars continue behind the new segments.
     After an interruption, run the command again.
 
-    A tail ends at the first gap. Records that a later leader does not have are left out.
+    A tail ends at the first gap. Records that a later leader does not have are left out. If a pack
+    cannot be read, partitions whose leader has stored no pack since are left out.
 
     \b
     Example:
@@ -127,15 +134,28 @@ def promote_command(options: PromoteOptions) -> "PromotionPlan | PromotionResult
         open_archive(config, connections=_CONNECTIONS, calls=calls) as archive,
     ):
         archive.require_directories()
-        found = _survey(archive, options.topics, options.partitions)
+        found = _survey(
+            archive, options.topics, options.partitions, accept_unread=options.accept_unread
+        )
         if options.dry_run:
             return PromotionPlan(found, SYSTEM_CLOCK.wall())
-        done = promote_tails(config, archive, found.partitions, options.work_dir, options.parallel)
+        done = promote_tails(
+            config,
+            archive,
+            found.partitions,
+            options.work_dir,
+            options.parallel,
+            accept_unread=options.accept_unread,
+        )
     return PromotionResult(found, done, SYSTEM_CLOCK.wall())
 
 
 def _survey(
-    archive: "ArchiveAccess", topics: tuple[str, ...], partitions: tuple[str, ...]
+    archive: "ArchiveAccess",
+    topics: tuple[str, ...],
+    partitions: tuple[str, ...],
+    *,
+    accept_unread: bool = False,
 ) -> "TailSurvey":
     """Read the selected tails.
 
@@ -146,7 +166,12 @@ def _survey(
     from sidetier.config.types import matches_any  # noqa: PLC0415 -- as above
 
     patterns = topics or (".*",)
-    found = survey(archive, selects=lambda topic: matches_any(patterns, topic), named=partitions)
+    found = survey(
+        archive,
+        selects=lambda topic: matches_any(patterns, topic),
+        named=partitions,
+        accept_unread=accept_unread,
+    )
     known = {str(tail.tp) for tail in found.partitions}
     if missing := sorted(set(partitions) - known):
         raise ConfigurationError(f"no tail pack has records of {', '.join(missing)}")

@@ -288,9 +288,19 @@ SECTIONS: Final[tuple[Section, ...]] = (
             ),
             Panel(
                 "Live share",
-                "Share of their bytes that is not archived yet.",
+                "Share of their bytes that only they have.",
                 (Query(_of(names.TAIL_LIVE_SHARE)),),
                 "percentunit",
+            ),
+            Panel(
+                "Records that only packs have, and packs that cannot be read",
+                "Both should be 0: the cluster has lost these records, and such a pack may leave "
+                "partitions without a tail.",
+                (
+                    Query(_of(names.TAIL_STALE_OFFSETS), "lost offsets {{instance}}"),
+                    Query(_of(names.TAIL_UNREAD_PACKS), "unread packs {{instance}}"),
+                    Query(_of(names.TAIL_UNKNOWN_PARTITIONS), "unknown partitions {{instance}}"),
+                ),
             ),
         ),
     ),

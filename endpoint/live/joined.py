@@ -23,6 +23,8 @@ from sidetier.segments.errors import (
 from sidetier.segments.offsets import Offset, OffsetRange
 
 _UNKNOWN: Final = Offset(-1)
+LEADER_AGE: Final = 2.0
+"""Maximum age of the live bounds that show where an archived record lies, in seconds."""
 
 
 @dataclass(slots=True)
@@ -108,6 +110,20 @@ class JoinedPartition:
             return None
         self.view = view
         return OffsetRange(view.start, view.end)
+
+    def tailed(self) -> tuple[Partition, ArchiveView] | None:
+        """Return the archive with its tail; None if the leader is there, if tails are not read, or
+        if there is neither of this topic.
+
+        Raises:
+            ConfigurationError, ArchiveError, StorageError: As `Partition.view`.
+        """
+        tp = self.partition.tp
+        partition = self.catalog.tailed(tp)
+        if partition is None or self.live.reads.bounds(tp, LEADER_AGE) is not None:
+            return None
+        view = partition.view()
+        return None if view is None or not self._is_of_live_topic(view) else (partition, view)
 
     def _known_state(self) -> ArchiveState:
         latest = self.partition.archive.latest

@@ -19,12 +19,14 @@ from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.reader.source import ArchiveSource
 from sidetier.archive.reader.time_search import Largest, SegmentTimes, TimeSearch
 from sidetier.archive.settings_check import SettingsCheck
+from sidetier.archive.tailed_archive import SharedTails, TailedArchive
 from sidetier.archive.view import ArchiveView
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.planning.request_pool import RequestPool
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import MalformedObjectError, StorageError
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.settings import StorageEndpoint
 
 _INDEX_BYTES: Final = 64 * 1024**2
 _CHAPTERS_AT_ONCE: Final = 8
@@ -36,11 +38,15 @@ class Archives:
     """Archives of many partitions. Thread-safe.
 
     A second snapshot of a partition only requests what has changed.
+
+    Attributes:
+        tails: the tail packs that follow the archives; None to read the archives alone.
     """
 
     access: ArchiveAccess
     clock: Callable[[], float]
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
+    tails: SharedTails | None = None
     locator: Locator = field(
         default_factory=lambda: Locator(_INDEX_BYTES, lambda _key, _reason: None)
     )
@@ -58,8 +64,17 @@ class Archives:
         """Return the archive of one partition."""
         with self._guard:
             if tp not in self._known:
-                self._known[tp] = PartitionArchive(tp, self.access, self.settings_check, self.clock)
+                given = tp, self.access, self.settings_check, self.clock
+                self._known[tp] = (
+                    PartitionArchive(*given)
+                    if self.tails is None
+                    else TailedArchive(*given, self.tails)
+                )
             return self._known[tp]
+
+    def in_packs(self, endpoint: StorageEndpoint) -> list[TopicPartition]:
+        """Return the partitions that tail packs of a store have; none if tails are not read."""
+        return [] if self.tails is None else self.tails.partitions(endpoint, float("inf"))
 
     @property
     def known(self) -> tuple[TopicPartition, ...]:
@@ -202,6 +217,9 @@ class ArchiveSnapshots:
         for change in snapshot.changes:
             if change.message is not None:
                 raise ArchiveReplacedError(change.message, change.first)
+        problem = self.archives.of(tp).problem
+        if problem is not None:
+            raise problem  # a plan without the tail would look complete
         return snapshot.view
 
     def renew(self) -> dict[TopicPartition, Offset]:

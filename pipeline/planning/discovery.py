@@ -29,9 +29,9 @@ def find_partitions(
     if isinstance(selection, Assigned):
         return tuple(sorted(set(_assigned(archives, selection.partitions, pool))))
     if isinstance(selection, TopicPattern):
-        return tuple(sorted(_matching(archives.access, selection, pool)))
+        return tuple(sorted(set(_matching(archives, selection, pool))))
     names = sorted(set(selection.names))
-    by_topic = [_of_topic(archives.access, name, pool) for name in names]
+    by_topic = [_of_topic(archives, name, pool) for name in names]
     for name, tps in zip(names, by_topic, strict=True):
         if not tps:
             archives.settings_check.check(TopicPartition(name, 0))
@@ -39,26 +39,31 @@ def find_partitions(
     return tuple(sorted(set(chain.from_iterable(by_topic))))
 
 
-def _of_topic(access: ArchiveAccess, topic: str, pool: ThreadPoolExecutor) -> list[TopicPartition]:
+def _of_topic(archives: Archives, topic: str, pool: ThreadPoolExecutor) -> list[TopicPartition]:
+    access = archives.access
     store = access.store(topic)
 
     def below(prefix: str) -> list[TopicPartition]:
         return list(stored_partitions(store, access.layout, prefix, topic))
 
     prefixes = cluster_prefixes(store, access.layout)
-    return list(chain.from_iterable(pool.map(below, prefixes)))
+    packed = archives.in_packs(access.provider.endpoint(topic))
+    in_packs = [tp for tp in packed if tp.topic == topic]
+    return list(chain(in_packs, *pool.map(below, prefixes)))
 
 
 def _matching(
-    access: ArchiveAccess, pattern: TopicPattern, pool: ThreadPoolExecutor
+    archives: Archives, pattern: TopicPattern, pool: ThreadPoolExecutor
 ) -> Iterator[TopicPartition]:
+    access = archives.access
     for endpoint in access.provider.endpoints:
         store = access.stores.at(endpoint)
 
         def below(prefix: str, store: RemoteStorage = store) -> list[TopicPartition]:
             return list(stored_partitions(store, access.layout, prefix))
 
-        for partitions in pool.map(below, cluster_prefixes(store, access.layout)):
+        stored = pool.map(below, cluster_prefixes(store, access.layout))
+        for partitions in (archives.in_packs(endpoint), *stored):
             # Overrides can give a topic another store. Objects of the topic elsewhere are not
             # part of its archive.
             yield from (

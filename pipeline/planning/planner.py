@@ -10,6 +10,7 @@ from sidetier.archive.access import ArchiveAccess, range_reader
 from sidetier.archive.objects.gaps import Gaps
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.objects.watermark import is_noted
+from sidetier.archive.tailed_archive import SharedTails
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.planning.archives import Archives, ArchiveSnapshots
@@ -217,6 +218,8 @@ class Planner:
         clock: monotonic clock, in seconds.
         max_batch_bytes: as in `ReaderSettings`, for searches by timestamp.
         pool: a pool to share, which the caller closes.
+        with_tail: whether tail packs follow the archives. They are read once: a planner that lives
+            longer does not see newer ones.
     """
 
     def __init__(
@@ -227,8 +230,11 @@ class Planner:
         clock: Callable[[], float] = monotonic,
         max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
         pool: RequestPool | None = None,
+        with_tail: bool = False,
     ) -> None:
-        self._archives = Archives(access, clock, max_batch_bytes)
+        # One plan: the packs are read once.
+        tails = SharedTails(access, clock, float("inf")) if with_tail else None
+        self._archives = Archives(access, clock, max_batch_bytes, tails)
         self._owns_threads = pool is None
         self._pool = RequestPool(threads) if pool is None else pool
         self._ends = Ends(self._archives)
@@ -248,6 +254,7 @@ class Planner:
             clock=known.clock,
             max_batch_bytes=known.max_batch_bytes,
             pool=self._pool,
+            with_tail=known.tails is not None,
         )
         made._archives.locator = known.locator
         return made

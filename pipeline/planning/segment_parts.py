@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sidetier.archive.locate import Entries
-from sidetier.archive.objects.segment import StoredLog
-from sidetier.pipeline.planning.split import IndexVersion, Piece
+from sidetier.archive.objects.segment import PackedLog, StoredLog
+from sidetier.pipeline.planning.split import IndexVersion, PackRange, Piece
 from sidetier.segments.offsets import Offset, OffsetRange
+from sidetier.storage.port import ObjectPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,12 @@ class SegmentPart:
         version = (
             None if index_object is None else IndexVersion(index_object.size, index_object.etag)
         )
-        base = self.log.base_offset
-        return Piece(
-            log_object.key, base, self.start, self.end, log_object.size, log_object.etag, version
-        )
+        base, pack = self.log.base_offset, None
+        if isinstance(self.log, PackedLog) and isinstance(log_object, ObjectPart):
+            key, position = log_object.object_key, log_object.position
+            pack = PackRange(key, position, self.log.end, self.log.reaches)
+        size, etag = log_object.size, log_object.etag
+        return Piece(log_object.key, base, self.start, self.end, size, etag, version, pack)
 
 
 def cut(part: SegmentPart, entries: Entries, most: int) -> list[SegmentPart]:

@@ -19,6 +19,23 @@ class IndexVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class PackRange:
+    """Place of a segment that is a range of a tail pack.
+
+    Attributes:
+        key: key of the pack.
+        position: byte position of the range in the pack.
+        until: end (exclusive) of the offsets that are read from it.
+        reaches: end (exclusive) of its last batch.
+    """
+
+    key: str
+    position: int
+    until: Offset
+    reaches: Offset
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A byte range of one stored `.log`, from `start` to `end` (exclusive).
 
@@ -28,6 +45,7 @@ class Piece:
     Attributes:
         size: size of the whole `.log`.
         etag: version of the `.log`.
+        pack: where it is, if it is a range of a tail pack; `key` then names it in words.
     """
 
     key: str
@@ -37,6 +55,7 @@ class Piece:
     size: int
     etag: str
     index: IndexVersion | None = None
+    pack: PackRange | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,17 @@ import numpy as np
 import pyarrow as pa
 
 from sidetier.archive.access import ArchiveAccess
-from sidetier.archive.errors import DamagedArchiveError
+from sidetier.archive.errors import DamagedArchiveError, TailMovedError
 from sidetier.archive.objects.log_check import is_full
 from sidetier.archive.objects.notes import noted_next_offset, noted_records
-from sidetier.archive.objects.segment import StoredLog, Version
+from sidetier.archive.objects.segment import PackedLog, StoredLog, Version
 from sidetier.archive.reader.reader import ArchiveReader
 from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records
 from sidetier.archive.reader.settings import ReaderSettings
 from sidetier.archive.segment_bytes import BufferPool
 from sidetier.archive.view import Extract
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
-from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
+from sidetier.pipeline.errors import MissingRecordsError, TailPackGoneError, UndecidedRecordsError
 from sidetier.pipeline.planning.request_pool import RequestPool
 from sidetier.pipeline.planning.split import Missing, Piece, Split
 from sidetier.segments.arrow import schema_of
@@ -27,7 +27,7 @@ from sidetier.segments.errors import ObjectNotFoundError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset, OffsetRange
-from sidetier.storage.port import ObjectSummary, RemoteStorage
+from sidetier.storage.port import ObjectPart, ObjectSummary, RemoteStorage
 
 MIB = 1024**2
 
@@ -43,6 +43,7 @@ class ReadOptions:
         memory_budget: maximum bytes of stored segments in memory, fetched or being fetched.
         most_records: maximum records of one batch.
         max_batch_bytes: maximum size of one stored record batch, decompressed.
+        with_tail: whether the plan has tail packs.
     """
 
     columns: tuple[str, ...] | None = None
@@ -51,6 +52,7 @@ class ReadOptions:
     memory_budget: int = 64 * MIB
     most_records: int = 1 << 20
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
+    with_tail: bool = False
 
 
 ONLY_OFFSETS = ("offset",)
@@ -94,6 +96,8 @@ def offsets_of(span: OffsetRange, most: int) -> Iterator[pa.RecordBatch]:
 
 def _end_of_full(store: RemoteStorage, piece: Piece) -> Offset | None:
     """Return the next offset of a segment in which every offset is a record; None for any other."""
+    if piece.pack is not None:
+        return None
     try:
         head = store.head_object(piece.key)
     except ObjectNotFoundError:
@@ -124,6 +128,12 @@ def extract_of(split: Split) -> Extract:
 
 
 def _stored_log(piece: Piece) -> StoredLog:
+    pack = piece.pack
+    if pack is not None:
+        row = ObjectPart(piece.key, piece.size, piece.etag, _UNKNOWN_TIME, pack.key, pack.position)
+        return PackedLog(
+            piece.base_offset, row, end=pack.until, reaches=pack.reaches, max_timestamp=-1
+        )
     index = None
     if piece.index is not None:
         key = piece.key.removesuffix(FileKind.LOG.value) + FileKind.INDEX.value
@@ -164,6 +174,7 @@ def read_split(
             It is never skipped.
         UndecidedRecordsError: at read_committed, nothing stored shows whether a transaction was
             committed. `Planner.ends` avoids such offsets as far as it can know.
+        TailPackGoneError: the plan has a range of a tail pack that cannot be found any more.
         ArchiveReplacedError: the archive's history is no longer the planned one.
         StorageError: as the port says. The storage layer has retried transient errors.
     """
@@ -175,6 +186,9 @@ def read_split(
         memory_budget=options.memory_budget,
         max_batch_bytes=options.max_batch_bytes,
         columns=options.columns,
+        # Nothing is listed, unless the plan does not have what is needed: a pack was deleted, or a
+        # marker is further on.
+        with_tail=options.with_tail,
     )
     with closing(ArchiveReader(access, settings, buffers=_BUFFERS)) as reader:
         yield from _SplitReader(reader, split, options, on_missing).read()
@@ -225,6 +239,9 @@ class _SplitReader:
             (start, end), detail = result.offsets, result.detail
         elif isinstance(result.error, DamagedArchiveError):
             (start, end), detail = result.error.offsets, str(result.error)
+        elif isinstance(result.error, TailMovedError):
+            span = OffsetRange(result.next_offset, self._split.range.end)
+            raise TailPackGoneError(self._split.tp, span) from result.error
         else:
             raise result.error
         self._report_missing(start, end, detail)

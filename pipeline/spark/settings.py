@@ -13,6 +13,7 @@ from sidetier.config.archive_options import (
     DEFAULT_MAX_BATCH_BYTES,
     PREFIX,
     ArchiveOptions,
+    Flag,
     WholeNumber,
     archive_of,
     parse_options,
@@ -99,6 +100,11 @@ class TaskOptions(ArchiveOptions):
     batch_records: WholeNumber = Field(
         default=1 << 16, ge=1, description="Most records of one Arrow batch."
     )
+    with_tail: Flag = Field(
+        default=False,
+        description="Also read the records of active segments that tail packs have. Only in a "
+        "batch. Planning lists the packs of each broker, and makes a request for each.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,7 @@ class ReadSettings:
     Attributes:
         push_filters: whether the source accepts filters (`pushFilters`).
         raw_timestamps: whether timestamps are returned as numbers of milliseconds.
+        with_tail: whether tail packs follow the archive.
     """
 
     place: ArchivePlace
@@ -118,6 +125,7 @@ class ReadSettings:
     push_filters: bool = False
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
     raw_timestamps: bool = False
+    with_tail: bool = False
 
     def reading(self) -> ReadOptions:
         """Return the options of one task."""
@@ -128,6 +136,7 @@ class ReadSettings:
             memory_budget=self.memory_budget,
             most_records=self.batch_records,
             max_batch_bytes=self.max_batch_bytes,
+            with_tail=self.with_tail,
         )
 
 
@@ -145,6 +154,11 @@ def read_settings(options: Mapping[str, str], *, streaming: bool = False) -> Rea
         {key: value for key, value in rest.items() if not _is_ours(key)}, streaming=streaming
     )
     parsed = parse_options(TaskOptions, store, option_names())
+    if streaming and parsed.with_tail:
+        raise ConfigurationError(
+            f"{PREFIX}with.tail: is only for a batch; a stream reads records when they are "
+            "archived. To read those of a lost cluster, run `sidetier tail promote` first"
+        )
     cluster, storage = archive_of(parsed, store)
     return ReadSettings(
         place=ArchivePlace(cluster, storage),
@@ -153,6 +167,7 @@ def read_settings(options: Mapping[str, str], *, streaming: bool = False) -> Rea
         memory_budget=parsed.memory_budget,
         batch_records=parsed.batch_records,
         max_batch_bytes=parsed.max_batch_bytes,
+        with_tail=parsed.with_tail,
         push_filters=_flag(ours.get(PUSH_FILTERS.lower(), "false")),
     )
 

@@ -76,7 +76,8 @@ def plan_batch(settings: ReadSettings, filters: Filters | None = None) -> Plan:
     request = settings.request
     if filters is not None:
         request = replace(request, filters=filters)
-    with Planner(opened(settings.place), max_batch_bytes=settings.max_batch_bytes) as planner:
+    access, most = opened(settings.place), settings.max_batch_bytes
+    with Planner(access, max_batch_bytes=most, with_tail=settings.with_tail) as planner:
         plan = planner.plan(request)
     warn_of_missing(plan.missing)
     return plan

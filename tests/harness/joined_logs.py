@@ -8,13 +8,14 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 from prometheus_client import CollectorRegistry
 
+from sidetier.endpoint.catalog import CatalogSettings
 from sidetier.endpoint.live.client import LiveCluster
 from sidetier.endpoint.live.logs import LiveLogs, LiveSettings
 from sidetier.endpoint.metrics import LiveMetrics
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
-from tests.harness.endpoint import Parts, endpoint_over, fetch_of
+from tests.harness.endpoint import EAGER, Parts, endpoint_over, fetch_of
 from tests.harness.fake_leaders import Leaders
 from tests.harness.made_archive import MadeArchive
 
@@ -55,6 +56,7 @@ def both(
     window: float = BROKER,
     timeout: float = 30.0,
     gap_patience: float = 0.0,
+    catalog: CatalogSettings = EAGER,
 ) -> Iterator[Both]:
     """Yield the endpoint; `timeout` is that of requests to leaders."""
     settings = LiveSettings(
@@ -66,7 +68,7 @@ def both(
     live.start()
     live.expect_cluster(None)
     try:
-        with endpoint_over(archive.store, live=live) as parts:
+        with endpoint_over(archive.store, live=live, settings=catalog) as parts:
             yield Both(parts, cluster, live, registry)
     finally:
         for event in cluster.hanging.values():

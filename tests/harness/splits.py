@@ -26,10 +26,11 @@ def plan_of(
     store: RemoteStorage,
     *tps: TopicPartition,
     layout: ArchiveLayout = LAYOUT,
+    with_tail: bool = False,
     **request: Any,  # noqa: ANN401  fields of ReadRequest
 ) -> Plan:
     """Plan a read of these partitions, or of the handmade archive's."""
-    with Planner(access_to(store, layout), threads=2) as planner:
+    with Planner(access_to(store, layout), threads=2, with_tail=with_tail) as planner:
         return planner.plan(ReadRequest(Assigned(tps or (TP,)), **request))
 
 

@@ -1,15 +1,24 @@
 """A model of one replicated partition (KIP-101), its archive, and the tail packs of its sidecars.
 
-Three replicas with epoch histories, clean and unclean elections, truncation, retention and
-recreated topics; a sidecar beside each broker whose cycles stop at every step, also while other
-cycles of the same broker go on. `Model.act` draws one step.
+Three replicas with epoch histories, clean and unclean elections, truncation, retention, recreated
+topics, and power failures that cut committed records. A sidecar beside each broker, whose cycles
+stop at every step, also while other cycles of the same broker go on, and which cleans whether its
+broker leads or not. At the end, some packs cannot be read. `Model.act` draws one step.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow, PackRef, merge
+from sidetier.archive.tail.merge import (
+    ZOMBIE_MS,
+    ArchivedPart,
+    MergedTail,
+    PackedRow,
+    PackRef,
+    merge,
+)
+from sidetier.archive.tail.needed_rows import Kept, Need, joined, need_of
 from sidetier.archive.tail.pack import TailRow, claim, epochs_from
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.epoch_history import (
@@ -27,7 +36,9 @@ BROKERS = 3
 
 Choose = Callable[[int], int]
 """Draws a number from 0 up to the argument, exclusive."""
-Merge = Callable[[ArchivedPart, Iterable[PackedRow]], MergedTail]
+Merge = Callable[[ArchivedPart, Iterable[PackedRow], Sequence[PackRef]], MergedTail]
+NeedOf = Callable[[TailRow, ArchivedPart], Need]
+STEP_MS = 1000
 
 
 class Batch(NamedTuple):
@@ -115,6 +126,7 @@ class Cycle:
 @dataclass
 class Sidecar:
     packs: dict[int, list[TailRow]] = field(default_factory=dict)
+    stored_ms: dict[int, int] = field(default_factory=dict)
     cycles: list[Cycle] = field(default_factory=list)
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     """Stored end, by topic id and leader epoch."""
@@ -129,6 +141,8 @@ class Archive:
     epochs: EpochHistory = NO_EPOCHS
     end: int | None = None
     gaps: list[OffsetRange] = field(default_factory=list)
+    moved: set[Batch] = field(default_factory=set)
+    """Batches in quarantine."""
 
     @property
     def part(self) -> ArchivedPart:
@@ -139,9 +153,10 @@ class Archive:
 class Model:
     """The partition, its archive and its packs."""
 
-    def __init__(self, choose: Choose, writer_merge: Merge = merge) -> None:
+    def __init__(self, choose: Choose, need: NeedOf = need_of) -> None:
         self._choose = choose
-        self._merge = writer_merge
+        self._need_of = need
+        self.now = 0
         self._uid = 0
         self._topic_of: dict[int, str] = {}
         self._topics = 0
@@ -159,12 +174,15 @@ class Model:
 
     def act(self) -> None:
         """Take one step."""
+        self.now += STEP_MS
         steps = (
             [self.produce] * 5
             + [self.fetch] * 5
             + [self.step_sidecar] * 14
-            + [self.elect, self.elect_unclean, self.shrink, self.clean] * 2
-            + [self.commit, self.retention, self.rare]
+            + [self.settle] * 5
+            + [self.elect, self.elect_unclean, self.shrink] * 2
+            + [self.clean, self.commit] * 4
+            + [self.retention, self.rare, self.lose_power, self.wait]
         )
         steps[self._choose(len(steps))]()
 
@@ -218,6 +236,24 @@ class Model:
         broker = self._choose(BROKERS)
         self._elect(broker, {broker})
 
+    def lose_power(self) -> None:
+        """All replicas come back without the end of their logs, also without committed records."""
+        topic = self.topic
+        ends = [batch.end for batch in topic.led.log if batch.end > topic.led.log_start]
+        if not ends:
+            return
+        end = ends[self._choose(len(ends))]
+        for replica in topic.replicas:
+            if replica.log_start <= end:
+                replica.truncate(end)
+        self._elect(topic.leader, {topic.leader})
+
+    def wait(self) -> None:
+        """So long that no cycle of before is left, and each broker knows who leads."""
+        self.now += 2 * ZOMBIE_MS
+        for sidecar in self.sidecars:
+            sidecar.cycles.clear()
+
     def _elect(self, broker: int, in_sync: set[int]) -> None:
         topic = self.topic
         topic.leader, topic.in_sync = broker, set(in_sync)
@@ -237,7 +273,7 @@ class Model:
         if self._choose(3) == 0:
             self.topic = self._new_topic()
         elif self.archive.topic_id not in {None, self.topic.topic_id}:
-            self.archive = Archive()
+            self.archive = Archive(moved=self.archive.moved | set(self.archive.log))
 
     # -- the archive -----------------------------------------------------------------------------
 
@@ -249,9 +285,10 @@ class Model:
         found = contradiction(archive.epochs, led.history, Offset(end), archive.gaps)
         if found is not None:
             end = int(found.offset)
+            archive.moved |= {batch for batch in archive.log if batch.end > end}
             archive.log = [batch for batch in archive.log if batch.end <= end]
             if not archive.log:
-                self.archive = Archive()
+                self.archive = Archive(moved=archive.moved)
                 return
             # Retention can hide a part of the divergence: the cut is at a batch all the same.
             end = min(end, max([archive.log[-1].end, *(gap.end for gap in archive.gaps)]))
@@ -291,7 +328,15 @@ class Model:
         """All rows of all packs."""
         return [
             PackedRow(
-                PackRef(BrokerId(broker), number, f"{broker}/{number}", "etag", 1, number), row
+                PackRef(
+                    BrokerId(broker),
+                    number,
+                    f"{broker}/{number}",
+                    "etag",
+                    1,
+                    sidecar.stored_ms[number],
+                ),
+                row,
             )
             for broker, sidecar in enumerate(self.sidecars)
             for number, rows in sidecar.packs.items()
@@ -327,15 +372,17 @@ class Model:
     def read(self, broker: int, cycle: Cycle) -> bool:
         # By the path: a recreated topic has the same one.
         sidecar, replica = self.sidecars[broker], self.topic.replicas[broker]
+        if self.archive.topic_id not in {None, cycle.topic.topic_id}:
+            return False  # first, the archive of the old topic must be retired
         key = cycle.topic.topic_id, cycle.epoch
         own = claim(
             TP, key[0], cycle.history, Offset(replica.log_start), Offset(cycle.high_watermark)
         )
         if key not in sidecar.ends:
             part = self.archive.part
-            if part.topic_id not in {None, key[0]} or part.topic_id is None:
+            if part.topic_id is None:
                 part = ArchivedPart(topic_id=key[0])
-            merged = self._merge(part, [*self.rows(), PackedRow(None, own)])
+            merged = merge(part, [*self.rows(), PackedRow(None, own)])
             sidecar.ends[key] = int(merged.end)
         start = max(sidecar.ends[key], replica.log_start)
         cycle.rows = [] if key in sidecar.claimed else [own]
@@ -353,54 +400,80 @@ class Model:
     def put(self, broker: int, cycle: Cycle) -> bool:
         sidecar, key = self.sidecars[broker], (cycle.topic.topic_id, cycle.epoch)
         if cycle.rows:
-            sidecar.number += 1
-            sidecar.packs[sidecar.number] = cycle.rows
+            self._store(sidecar, cycle.rows)
             sidecar.claimed.add(key)
             sidecar.ends[key] = max(
                 sidecar.ends[key], *(int(row.end) for row in cycle.rows if row.size), 0
             )
         return False
 
-    def clean(self) -> None:
-        """The leader's sidecar drops the rows of its own packs that no reader needs."""
-        topic, broker = self.topic, self.topic.leader
-        sidecar, replica = self.sidecars[broker], topic.led
-        part = self.archive.part
-        if part.topic_id not in {None, topic.topic_id}:
-            return
-        if part.topic_id is None:
-            part = ArchivedPart(topic_id=topic.topic_id)
-        own = claim(
-            TP,
-            topic.topic_id,
-            replica.history,
-            Offset(replica.log_start),
-            Offset(replica.high_watermark),
-        )
-        mine = [source for source in self.rows() if source.pack and source.pack.broker == broker]
-        merged = self._merge(part, [*mine, PackedRow(None, own)])
-        needed = {id(s.row) for s in merged.needed() if s.row.topic_id == topic.topic_id}
-        before = self._live(mine)
-        # What the claim that is not stored has proved: it has to be stored with the cleaned pack.
-        rewritten = [own]
-        for number, rows in list(sidecar.packs.items()):
-            kept = [row for row in rows if id(row) in needed]
-            batches = {b.base: b for b in replica.log if b.base >= replica.log_start}
-            if self._choose(2):
-                for row in [row for row in kept if row.size]:
-                    content = self.contents[row.crc64nvme]
-                    if all(batches.get(batch.base) == batch for batch in content):
-                        kept.remove(row)
-                        rewritten.append(
-                            self._row(topic.topic_id, replica, replica.history, content)
-                        )
-            sidecar.packs[number] = kept
+    def _store(self, sidecar: Sidecar, rows: list[TailRow]) -> None:
         sidecar.number += 1
-        sidecar.packs[sidecar.number] = rewritten
+        sidecar.packs[sidecar.number] = rows
+        sidecar.stored_ms[sidecar.number] = self.now
+
+    def clean(self) -> None:
+        """The sidecar of any broker drops the rows of its own packs that other objects have, and
+        copies some of the others.
+        """
+        broker = self._choose(BROKERS)
+        sidecar, part, topic_id = self.sidecars[broker], self.archive.part, self.topic.topic_id
+        if broker == self.topic.leader:
+            if part.topic_id not in {None, topic_id}:
+                return
+            part = replace(part, topic_id=topic_id)  # its broker knows
+        before = self._stored()
+        kept, copied = Kept(), list[TailRow]()
+        for number, rows in sorted(sidecar.packs.items(), reverse=True):
+            needed = [
+                row
+                for row in rows
+                if self._need_of(row, part) in {Need.NEEDED, Need.REPLACED} and kept.add(row)
+            ]
+            if self._choose(2):
+                stored_ms = sidecar.stored_ms[number]
+                copied += (
+                    row._replace(first_stored_ms=row.first_stored_ms or stored_ms) for row in needed
+                )
+                needed = []
+            sidecar.packs[number] = needed
+        if copied:
+            self._store(sidecar, self._joined(copied))
         sidecar.packs = {number: rows for number, rows in sidecar.packs.items() if rows}
-        sidecar.claimed.add((topic.topic_id, topic.epoch))
-        mine = [source for source in self.rows() if source.pack and source.pack.broker == broker]
-        assert before <= self._live(mine), "cleaning has dropped a live range"
+        archived = {*self.archive.log, *self.archive.moved}
+        for batch in before - self._stored():
+            assert (
+                batch in archived
+                or self._topic_of[batch.uid] != topic_id
+                or any(gap.start < batch.end and batch.base < gap.end for gap in part.gaps)
+                or batch.base < self.topic.led.log_start  # retention has deleted it
+            ), "cleaning has dropped a record that no other object has"
+
+    def _stored(self) -> set[Batch]:
+        return {
+            batch
+            for source in self.rows()
+            if source.row.size
+            for batch in self.contents[source.row.crc64nvme]
+        }
+
+    def _joined(self, rows: list[TailRow]) -> list[TailRow]:
+        done: list[TailRow] = []
+        for row in sorted(rows, key=lambda row: (row.topic_id, row.leader_epoch, row.start)):
+            both = joined(done[-1], row, 1 << 30) if done else None
+            if both is None:
+                done.append(row)
+                continue
+            content = self.contents[done[-1].crc64nvme] + self.contents[row.crc64nvme]
+            size, crc = self._content(content)
+            done[-1] = both._replace(size=size, crc64nvme=crc)
+        return done
+
+    def _content(self, batches: list[Batch]) -> tuple[int, int]:
+        text = repr([tuple(batch) for batch in batches]).encode()
+        crc = crc64nvme(text)
+        self.contents[crc] = batches
+        return len(text), crc
 
     def _live(self, rows: Iterable[PackedRow]) -> set[Batch]:
         """The batches above the archive end offset that the leader has, too."""
@@ -416,9 +489,7 @@ class Model:
     def _row(
         self, topic_id: str, replica: Replica, history: EpochHistory, batches: list[Batch]
     ) -> TailRow:
-        text = repr([tuple(batch) for batch in batches]).encode()
-        crc = crc64nvme(text)
-        self.contents[crc] = batches
+        size, crc = self._content(batches)
         start, end = Offset(batches[0].base), Offset(batches[-1].end)
         return TailRow(
             TP,
@@ -429,7 +500,7 @@ class Model:
             Offset(replica.log_start),
             end,
             batches=len(batches),
-            size=len(text),
+            size=size,
             crc64nvme=crc,
         )
 
@@ -444,7 +515,7 @@ class Model:
 
     # -- the check -------------------------------------------------------------------------------
 
-    def check(self, merge_rows: Merge) -> None:  # noqa: C901 - one comparison after the other
+    def check(self, merge_rows: Merge) -> None:
         """Compare the merged tail with the log of the leader, whose claim is stored."""
         archive, truth = self.archive, self.topic.led.log
         part = archive.part
@@ -453,7 +524,23 @@ class Model:
         if part.topic_id != self.topic.topic_id:
             truth = []  # nothing is left of the old topic
         rows = self.rows()
-        merged = merge_rows(part, rows)
+        self._check(merge_rows(part, rows, ()), part, truth, rows, is_whole=True)
+        packs = {source.pack for source in rows if source.pack is not None}
+        unread = [pack for pack in sorted(packs, key=_place) if self._choose(5) == 0]
+        readable = [source for source in rows if source.pack not in unread]
+        merged = merge_rows(part, readable, unread)
+        self._check(merged, part, truth, readable, is_whole=False)
+
+    def _check(  # noqa: C901 - one comparison after the other
+        self,
+        merged: MergedTail,
+        part: ArchivedPart,
+        truth: list[Batch],
+        rows: list[PackedRow],
+        *,
+        is_whole: bool,
+    ) -> None:
+        archive = self.archive
         reached = merged.start
         by_base = {batch.base: batch for batch in truth}
         is_ours = part.topic_id == self.topic.topic_id
@@ -477,7 +564,7 @@ class Model:
             return
         if has_diverged and self.topic.led.log_start < (archive.end or 0):
             assert not merged.slices, "joined to an archive that has diverged"
-        if has_diverged or self.topic.led.log_start > (archive.end or 0):
+        if not is_whole or has_diverged or self.topic.led.log_start > (archive.end or 0):
             return
         live = self._live(rows)
         at = archive.end
@@ -492,3 +579,7 @@ class Model:
 def _is_prefix(archived: list[Batch], log: list[Batch]) -> bool:
     known = set(log)
     return all(batch in known for batch in archived)
+
+
+def _place(pack: PackRef) -> tuple[int, int]:
+    return pack.broker, pack.number

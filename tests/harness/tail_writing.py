@@ -41,6 +41,8 @@ class OffsetsByHand:
         self.before: dict[OffsetKind, list[Callable[[], object]]] = {}
         """Called in turn before the answers, one for each request of this kind."""
         self.down = False
+        self.refused: set[tuple[OffsetKind, TopicPartition]] = set()
+        """What the broker does not answer."""
 
     def offsets(
         self, kind: OffsetKind, partitions: Sequence[tuple[TopicPartition, LeaderEpoch]]
@@ -55,6 +57,8 @@ class OffsetsByHand:
     def _answer(
         self, kind: OffsetKind, tp: TopicPartition, epoch: LeaderEpoch
     ) -> AnsweredOffset | SidetierError:
+        if (kind, tp) in self.refused:
+            return LeadershipError("TOPIC_AUTHORIZATION_FAILED")
         log = self._logs().get(tp)
         if log is None or log.epoch != epoch:
             return LeadershipError(f"{tp} is not led in epoch {epoch}")
@@ -104,9 +108,6 @@ class SenderByHand:
         if not ended:
             self._clock.now += timeout
         return ended
-
-    def stop(self) -> None:
-        """There are no threads."""
 
 
 class TickingClock:
@@ -161,7 +162,7 @@ class TailSite:
         """Every range is in the log of the leader that has just answered for it."""
         assert job.body is not None
         data = b"".join(map(bytes, job.body.pieces))
-        for row in decode_pack(data, "a pack on its way"):
+        for row in decode_pack(data, "a pack in flight"):
             log = self.log_dir.partitions.get(row.tp)
             assert log is not None, "of a partition that is gone"
             assert (log.epoch, log.topic_id) == (row.leader_epoch, row.topic_id), "another leader"
@@ -193,13 +194,14 @@ class TailSite:
                 LeaderEpoch(logs[tp].epoch),
                 logs[tp].topic_id,
                 Offset(self.archive_ends.get(tp, 0)),
-                self.archived_epochs.get(tp, NO_EPOCHS),
+                self.archived_epochs.get(tp)
+                or archived_epochs(logs[tp], self.archive_ends.get(tp, 0)),
             )
             for tp in (logs if tps is None else tps)
         }
 
     def run(self, tps: Iterable[TopicPartition] | None = None) -> None:
-        """One cycle, and what is on its way after it. Time passes first."""
+        """One cycle, and what is in flight after it. Time passes first."""
         self.time.now += 5
         self.cycle.run(self.led(tps))
         if not self.sender.held:
@@ -208,6 +210,12 @@ class TailSite:
     def packs(self) -> int:
         """Number of packs of this broker."""
         return len(list(self.store.list_objects(LAYOUT.tail_packs_prefix(self.broker))))
+
+
+def archived_epochs(log: PartitionLog, end: int) -> EpochHistory:
+    """The epoch history of an archive that has this log up to an offset."""
+    entries = tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in log.epochs())
+    return EpochHistory(entries).up_to(end)
 
 
 def merged(

@@ -156,7 +156,7 @@ class Facts:
         is_moving: Whether a part of the archive is being moved to quarantine, or is about to be.
         has_directory: Whether the partition's directory is read.
         may_upload: Whether the objects above `offset.wm` are known, and nothing holds uploads back.
-        is_early_due: Whether a part of the active segment is to be stored, also in tail packs.
+        needs_archive: Whether a part of the active segment is to be stored, also in tail packs.
     """
 
     topic_partition: TopicPartition
@@ -177,7 +177,7 @@ class Facts:
     is_moving: bool
     has_directory: bool
     may_upload: bool
-    is_early_due: bool = False
+    needs_archive: bool = False
 
     @property
     def now(self) -> float:
@@ -426,7 +426,7 @@ def next_request(facts: Facts) -> Request | None:
         at_gap = facts.halt is not None and facts.halt.gap is not None
         return Request.LOAD if at_gap and facts.now >= facts.read_again_at else None
     log, archive = facts.log, facts.archive
-    if log.listed_at is None or not (log.tracked or archive or facts.is_early_due):
+    if log.listed_at is None or not (log.tracked or archive or facts.needs_archive):
         return None  # nothing is closed: an idle partition costs no request
     if archive is None:
         return Request.LOAD

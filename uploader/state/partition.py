@@ -578,7 +578,7 @@ class Partition:
             is_moving=self.moving is not None,
             has_directory=self.directory is not None,
             may_upload=self.may_upload(),
-            is_early_due=self.early_due or self.stores_tail,
+            needs_archive=self.early_due or self.stores_tail,
         )
 
     def asked(self, request: Request) -> Asked | None:

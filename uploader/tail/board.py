@@ -6,12 +6,16 @@ The daemon notes a partition when something about it changes, so that idle parti
 import threading
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import structlog
 
 from sidetier.config.uploader import TailConfig
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
 from sidetier.uploader.state.partition import Partition
+
+log: Final = structlog.get_logger()
 
 
 class TailPartition(NamedTuple):
@@ -38,9 +42,11 @@ class SafePartition(NamedTuple):
     """What is safe of a led partition.
 
     Attributes:
-        safe_up_to: End of the stored tail, exclusive; None until it is known.
+        safe_up_to: End of what readers get from archive and packs, exclusive, as far as this
+            process knows; None until the packs were read.
         newest_ms: Largest timestamp of what this process has stored, in ms since 1970; -1 if none.
-        waiting_since_ms: Since when committed records wait, in ms since 1970; None if none do.
+        waiting_since_ms: Since when committed records wait, or since when it is not known whether
+            some do, in ms since 1970; None if none do.
         error: Why the last range was refused; None if none was.
     """
 
@@ -96,6 +102,7 @@ class TailBoard:
         self._partitions: dict[TopicPartition, TailPartition] = {}
         self._snapshot: Mapping[TopicPartition, TailPartition] = MappingProxyType({})
         self._changed = False
+        self._warned = False
 
     def selects(self, topic: str) -> bool:
         """Whether the tail of a topic is stored, by its name alone."""
@@ -105,6 +112,9 @@ class TailBoard:
         """Note the present state of a partition."""
         tp = partition.topic_partition
         entry = tail_partition(partition)
+        if entry is None and not self._warned and _lacks_topic_id(partition):
+            self._warned = True
+            log.warning("tail.no_topic_id", topic=tp.topic, partition=tp.partition)
         known = self._partitions.get(tp)
         if entry is None and known is not None and _only_archive_unknown(partition, known):
             return
@@ -129,6 +139,21 @@ class TailBoard:
                 self._snapshot = MappingProxyType(dict(self._partitions))
                 self._changed = False
             return self._snapshot
+
+
+def _lacks_topic_id(partition: Partition) -> bool:
+    """Whether the partition's tail is not stored because its broker, before Kafka 2.8, has given it
+    no topic id. A newer broker writes one before the archive is read.
+    """
+    archive = partition.archive
+    return (
+        partition.stores_tail
+        and partition.topic_id is None
+        and partition.following is None
+        and partition.directory is not None
+        and archive is not None
+        and archive.next_offset is not None
+    )
 
 
 def _only_archive_unknown(partition: Partition, known: TailPartition) -> bool:

@@ -1,66 +1,99 @@
-"""Remove from the tail what nobody needs any more. On a thread of its own, with its own connection.
+"""Remove from the tail what other objects have. On a thread of its own.
 
-`MergedTail.needed` says what is needed. Packs without such a row are left out of the index. Packs
-of which few bytes are needed are written again, partition by partition, from the local disk: by the
-rule of `gates.committed_range`, as every range.
+`archive.tail.needed_rows` decides about each row, by the archive alone. Packs without a needed row
+are left out of the index. Small packs, and those of which few bytes are needed, are copied into
+larger ones: whole rows with their bytes, compared with their checksums. The log is not read, and no
+broker is asked, so packs of partitions that other brokers lead are cleaned as well.
 
 Order of writes, and what a kill leaves:
 
-1. New packs: ranges twice, with equal bytes.
-2. The index object (If-Match), without the old packs: packs that nobody needs.
+0. Records that the cluster has lost go to the quarantine (`quarantine`), an hour after the archive
+   was first seen to have others.
+1. New packs: ranges twice, with equal bytes. The next cleaning drops one of each.
+2. The index object (If-Match), without the old packs: packs that are not live.
 3. One hour later, for readers, the old packs are deleted: nothing.
 
-A pack of the last minutes is left alone: another sidecar of this broker may be storing one with a
-lower number, which the index must not hide.
+A pack that cannot be read stays, as does every row of a partition whose archive cannot be read.
+
+Memory: the rows of one pack, then a bit for each row, and the bytes of one new pack.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
+from sidetier.archive.objects.gaps import recorded_gaps
 from sidetier.archive.objects.leader_epochs import read_epoch_history
-from sidetier.archive.objects.tail_index import read_tail_index, write_tail_index
+from sidetier.archive.objects.tail_index import (
+    StoredTailIndex,
+    read_tail_index,
+    write_tail_index,
+)
 from sidetier.archive.objects.watermark import read_watermark
-from sidetier.archive.tail.inventory import TailInventory
-from sidetier.archive.tail.merge import ArchivedPart, PackedRow, PackRef, merge
-from sidetier.archive.tail.pack import PackBuilder, TailRow, epochs_from
-from sidetier.leadership.port import LedLog, LogOffsetSource
-from sidetier.segments.epoch_history import EpochHistory
+from sidetier.archive.tail.inventory import PACK_GONE, TailInventory
+from sidetier.archive.tail.merge import ArchivedPart, PackedRow, PackRef, replaced
+from sidetier.archive.tail.needed_rows import Kept, Need, joined, need_of
+from sidetier.archive.tail.pack import PackBuilder, TailRow
+from sidetier.archive.tail.read import read_rows
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import (
     ArchiveError,
+    ChecksumMismatchError,
+    EncryptionError,
+    MalformedObjectError,
     PreconditionFailedError,
     SegmentError,
     SidetierError,
     StorageError,
 )
 from sidetier.segments.keys import parse_tail_pack_key
-from sidetier.segments.offsets import BrokerId, Offset, OffsetRange, TopicPartition
-from sidetier.storage.port import LISTED_AT_ONCE
+from sidetier.segments.offsets import (
+    MAX_OFFSET,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    OffsetRange,
+    TopicPartition,
+)
+from sidetier.storage.port import LISTED_AT_ONCE, RemoteStorage
 from sidetier.uploader.clock import Clock
-from sidetier.uploader.gates.committed_range import refusal
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.packs import PackNumbers, TailPlace, store_pack
-from sidetier.uploader.tail.ranges import TailRange, find_range, read_range
-from sidetier.uploader.watching.disk import log_file
-from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
+from sidetier.uploader.tail.quarantine import runs_in, store_run
 
+_Result = TypeVar("_Result")
 log: Final = structlog.get_logger()
 MIN_LIVE_SHARE: Final = 0.25
-"""Packs of which a smaller share of the bytes is needed are written again."""
-MAX_REWRITTEN_BYTES: Final = 256 << 20
-"""Bytes that one cleaning writes again."""
-MAX_PACK_BYTES: Final = 16 << 20
-SMALL_PACK_BYTES: Final = 1 << 20
-YOUNG_MS: Final = 5 * 60 * 1000
+"""Packs of which a smaller share of the bytes is needed are copied."""
+SIZE_CLASSES: Final = (64 << 10, 512 << 10, 4 << 20)
+"""Packs with fewer needed bytes are small; those below the same limit are of one class."""
+MAX_SMALL_PACKS: Final = 8
+"""This number of small packs of one class is copied into one."""
+MAX_COPIED_BYTES: Final = 256 << 20
+"""Bytes that one cleaning copies."""
+MAX_PACK_BYTES: Final = 32 << 20
+MAX_PACK_ROWS: Final = 40_000
+"""Rows that are copied into one pack, before those that follow each other are joined."""
+MAX_ROW_BYTES: Final = 4 << 20
+"""Rows are joined up to this size: readers read a row as a whole."""
 DELETED_AFTER: Final = 3600.0
 """Seconds from the index without a pack to the pack's deletion."""
+QUARANTINED_AFTER: Final = 3600.0
+"""Seconds from the first cleaning that has found other records in the archive."""
+ASKED_AGAIN: Final = 3600.0
+"""Seconds until the archive of a partition that this broker does not lead is read again."""
+_UNREADABLE: Final = (*PACK_GONE, MalformedObjectError, ChecksumMismatchError, EncryptionError)
+"""Errors of one pack. Others are of the store."""
 
 ArchivedOf = Callable[[TopicPartition], ArchivedPart | None]
-"""Returns what the archive has of a partition that this broker does not lead; None if unknown."""
+"""Reads what the archive has of a partition, without its gaps; None without an archive. Raises
+SidetierError.
+"""
 
 
 class PackUse(NamedTuple):
@@ -68,18 +101,30 @@ class PackUse(NamedTuple):
 
     Attributes:
         pack: The pack.
-        size: Bytes of its ranges.
-        needed: The rows that are needed.
+        size: Bytes of its rows.
+        live_bytes: Bytes of the needed rows.
+        live_rows: Number of the needed rows.
+        is_live: Whether each of its rows is needed, as a byte.
+        may_copy: Whether its needed rows may be copied.
     """
 
     pack: PackRef
     size: int
-    needed: tuple[TailRow, ...]
+    live_bytes: int
+    live_rows: int
+    is_live: bytes
+    may_copy: bool = True
 
     @property
-    def live_bytes(self) -> int:
-        """Bytes of the needed rows."""
-        return sum(row.size for row in self.needed)
+    def is_sparse(self) -> bool:
+        """Whether most of its bytes are not needed."""
+        return self.live_bytes < MIN_LIVE_SHARE * self.size
+
+    @property
+    def size_class(self) -> int | None:
+        """Index of its limit in `SIZE_CLASSES`; None if it is not small."""
+        found = (n for n, limit in enumerate(SIZE_CLASSES) if self.live_bytes < limit)
+        return next(found, None)
 
 
 class CleaningPlan(NamedTuple):
@@ -87,107 +132,61 @@ class CleaningPlan(NamedTuple):
 
     Attributes:
         keep: Packs that stay.
-        drop: Packs that nobody needs.
-        rewrite: Packs whose needed rows are written again.
+        drop: Packs without a needed row.
+        copy: Packs whose needed rows are copied; each batch into one new pack, or two.
     """
 
     keep: tuple[PackRef, ...]
     drop: tuple[PackRef, ...]
-    rewrite: tuple[PackUse, ...]
+    copy: tuple[tuple[PackUse, ...], ...]
 
 
-def plan_cleaning(
-    uses: Iterable[PackUse],
-    may_rewrite: Callable[[TailRow], bool],
-    max_bytes: int = MAX_REWRITTEN_BYTES,
-) -> CleaningPlan:
-    """Decide what happens to each pack. Pure. The emptiest packs are rewritten first."""
-    keep: list[PackRef] = []
-    drop: list[PackRef] = []
-    candidates: list[PackUse] = []
+def plan_cleaning(uses: Iterable[PackUse], max_bytes: int = MAX_COPIED_BYTES) -> CleaningPlan:
+    """Decide what happens to each pack. Pure. The oldest packs are copied first."""
+    uses = list(uses)
+    copy: list[tuple[PackUse, ...]] = []
+    for batch in _batches(_to_copy(uses)):
+        size = sum(use.live_bytes for use in batch)
+        # One small pack that only moves is not worth a write.
+        if (len(batch) > 1 or batch[0].size >= SIZE_CLASSES[-1]) and size <= max_bytes:
+            copy.append(batch)
+            max_bytes -= size
+    copied = {use.pack.number for batch in copy for use in batch}
+    return CleaningPlan(
+        tuple(use.pack for use in uses if use.live_rows and use.pack.number not in copied),
+        tuple(use.pack for use in uses if not use.live_rows),
+        tuple(copy),
+    )
+
+
+def _to_copy(uses: Iterable[PackUse]) -> list[PackUse]:
+    """Return the packs that are worth a copy, the oldest first."""
+    small: dict[int, list[PackUse]] = defaultdict(list)
+    chosen: list[PackUse] = []
     for use in uses:
-        if not use.needed:
-            drop.append(use.pack)
-        elif (
-            use.live_bytes < MIN_LIVE_SHARE * use.size or not use.size  # only claims
-        ) and all(map(may_rewrite, use.needed)):
-            candidates.append(use)
-        else:
-            keep.append(use.pack)
-    rewrite: list[PackUse] = []
-    for use in sorted(candidates, key=lambda each: each.live_bytes):
-        max_bytes -= use.live_bytes
-        if max_bytes >= 0:
-            rewrite.append(use)
-        else:
-            keep.append(use.pack)
-    # A small pack that only moves is not worth a write.
-    if len(rewrite) == 1 and rewrite[0].size < SMALL_PACK_BYTES:
-        keep += [use.pack for use in rewrite]
-        rewrite = []
-    return CleaningPlan(tuple(keep), tuple(drop), tuple(rewrite))
-
-
-def needed_rows(
-    rows: Mapping[TopicPartition, Sequence[PackedRow]],
-    led: Mapping[TopicPartition, TailPartition],
-    archived_of: ArchivedOf,
-) -> set[int]:
-    """Return the ids (`id`) of the rows of one broker that are needed.
-
-    Only stored rows are merged: what they prove to be stale, readers see as stale, too.
-    """
-    needed: set[int] = set()
-    for tp, found in rows.items():
-        part = led.get(tp)
-        if part is None:
-            archived = archived_of(tp)
-        else:
-            archived = ArchivedPart(part.archive_end, part.archived_epochs, part.topic_id)
-        kept: Iterable[PackedRow] = found
-        if archived is not None:
-            try:
-                kept = merge(archived, found).needed()
-            except ArchiveError as error:
-                log.warning("tail.kept", topic=tp.topic, partition=tp.partition, error=str(error))
-        # The topic id of a led partition comes from its broker: another topic of this name is gone.
-        needed |= {
-            id(source.row)
-            for source in kept
-            if part is None or source.row.topic_id == part.topic_id
-        }
-    return needed
-
-
-class _Run(NamedTuple):
-    """Adjacent rows of one partition that are written again as one range.
-
-    `start` is the archive end offset, if that is in the first row.
-    """
-
-    start: Offset
-    end: Offset
-    rows: tuple[TailRow, ...]
-
-
-def joined_runs(rows: Iterable[TailRow], archive_end: Offset) -> Iterator[_Run]:
-    """Yield the ranges of a partition to write again, without what is archived."""
-    run: list[TailRow] = []
-    for row in sorted(rows, key=lambda row: (row.start, -row.end)):
-        if row.is_claim or row.end <= archive_end:
+        if not use.live_rows or not use.may_copy:
             continue
-        if run and row.end <= run[-1].end:
-            continue  # the same records twice
-        if run and row.start != run[-1].end:
-            yield _run_of(run, archive_end)
-            run = []
-        run.append(row)
-    if run:
-        yield _run_of(run, archive_end)
+        if use.is_sparse:
+            chosen.append(use)
+        elif use.size_class is not None:
+            small[use.size_class].append(use)
+    for members in small.values():
+        if len(members) >= MAX_SMALL_PACKS:
+            chosen += members
+    return sorted(chosen, key=lambda use: use.pack.number)
 
 
-def _run_of(rows: Sequence[TailRow], archive_end: Offset) -> _Run:
-    return _Run(max(rows[0].start, archive_end), rows[-1].end, tuple(rows))
+def _batches(uses: Iterable[PackUse]) -> Iterator[tuple[PackUse, ...]]:
+    batch: list[PackUse] = []
+    size = rows = 0
+    for use in uses:
+        size, rows = size + use.live_bytes, rows + use.live_rows
+        if batch and (size > MAX_PACK_BYTES or rows > MAX_PACK_ROWS):
+            yield tuple(batch)
+            batch, size, rows = [], use.live_bytes, use.live_rows
+        batch.append(use)
+    if batch:
+        yield tuple(batch)
 
 
 def stored_archive(place_of: Callable[[str], TailPlace]) -> ArchivedOf:
@@ -195,45 +194,68 @@ def stored_archive(place_of: Callable[[str], TailPlace]) -> ArchivedOf:
 
     def read(tp: TopicPartition) -> ArchivedPart | None:
         place = place_of(tp.topic)
-        try:
-            stored = read_watermark(place.store, place.layout.watermark_key(tp))
-            if stored is None or stored.watermark.topic_id is None:
-                return None
-            epochs = read_epoch_history(place.store, place.layout, tp).epoch_history
-        except (StorageError, ArchiveError) as error:
-            log.info(
-                "tail.archive_unknown", topic=tp.topic, partition=tp.partition, error=str(error)
-            )
+        stored = read_watermark(place.store, place.layout.watermark_key(tp))
+        if stored is None:
             return None
-        watermark = stored.watermark
-        return ArchivedPart(watermark.next_offset, epochs, watermark.topic_id)
+        epochs = read_epoch_history(place.store, place.layout, tp).epoch_history
+        return ArchivedPart(stored.watermark.next_offset, epochs, stored.watermark.topic_id)
 
     return read
 
 
 @dataclass(slots=True)
 class CleaningTotals:
-    """The result of the last cleaning, and counts since the start."""
+    """The result of the last cleaning; the last two are counts since the start.
+
+    Attributes:
+        live_packs: Packs of this broker with a needed row, and those that cannot be read.
+        live_bytes: Bytes of needed rows.
+        stored_bytes: Bytes of live packs.
+        unread_packs: Live packs that cannot be read. They stay.
+        unknown_partitions: Partitions whose archive cannot be read. Their rows stay.
+        stale_offsets: Offsets whose records were committed, and that the cluster has lost in an
+            unclean election or a power failure. Their rows stay until they are in quarantine.
+        rewritten_bytes: Bytes that were copied into new packs.
+        deleted_packs: Packs that were deleted.
+    """
 
     live_packs: int = 0
     live_bytes: int = 0
     stored_bytes: int = 0
+    unread_packs: int = 0
+    unknown_partitions: int = 0
+    stale_offsets: int = 0
     rewritten_bytes: int = 0
     deleted_packs: int = 0
 
 
-@dataclass(slots=True)
-class _Excluded:
-    """Packs that the index excludes, with the monotonic time since when."""
+_RowKey = tuple[TopicPartition, tuple[str, int, int, int]]
+"""Partition and place of a row."""
 
-    since: dict[int, float] = field(default_factory=dict)
+
+def _key_of(source: PackedRow) -> _RowKey:
+    return source.row.tp, source.place
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What earlier cleanings of a store have seen. Times are monotonic.
+
+    Attributes:
+        dropped: Since when the index has dropped packs, by number.
+        replaced: Since when the archive has other records than rows.
+        moved: Rows whose records are in quarantine.
+    """
+
+    dropped: dict[int, float] = field(default_factory=dict)
+    replaced: dict[_RowKey, float] = field(default_factory=dict)
+    moved: set[_RowKey] = field(default_factory=set)
 
 
 class TailCleaner:
     """Cleans the packs of one broker in all stores.
 
     Args:
-        source: Asks the own broker, with a connection of its own.
         stores: Returns the stores in use, with the numbers of this broker's packs there.
         inventory_of: Reads the live packs of a store.
         place_of: Where a topic is stored.
@@ -242,9 +264,8 @@ class TailCleaner:
         clock: The time.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - its ports
+    def __init__(
         self,
-        source: LogOffsetSource,
         stores: Callable[[], Iterable[PackNumbers]],
         inventory_of: Callable[[PackNumbers], TailInventory],
         place_of: Callable[[str], TailPlace],
@@ -252,14 +273,17 @@ class TailCleaner:
         broker: BrokerId,
         clock: Clock,
     ) -> None:
-        self._source = source
         self._stores = stores
         self._inventory_of = inventory_of
         self._place_of = place_of
         self._archived_of = archived_of
         self._broker = broker
         self._clock = clock
-        self._excluded: dict[int, _Excluded] = defaultdict(_Excluded)
+        self._seen: dict[int, _Seen] = defaultdict(_Seen)
+        self._asked: dict[TopicPartition, tuple[float, ArchivedPart | None]] = {}
+        """The archives of partitions of other leaders, and when each was read."""
+        self._reported: dict[str, str] = {}
+        """What was logged: it is not repeated as long as it lasts."""
         self.totals = CleaningTotals()
 
     def run(
@@ -276,261 +300,318 @@ class TailCleaner:
         totals = CleaningTotals(
             rewritten_bytes=self.totals.rewritten_bytes, deleted_packs=self.totals.deleted_packs
         )
+        found: dict[str, str] = {}
         for numbers in self._stores():
+            moved = self._seen[id(numbers.store)].moved
+            judge = _Judge(led, self._ask, self._place_of, moved, found)
             try:
-                self._clean(numbers, led, totals, stopped)
+                self._clean(numbers, judge, totals, stopped)
             except (StorageError, ArchiveError) as error:
                 failed = error
+            totals.unknown_partitions += len(judge.unknown)
+            totals.stale_offsets += judge.stale_offsets
+        for what, reason in found.items():
+            if self._reported.get(what) != reason:
+                log.warning("tail.kept", what=what, reason=reason)
+        self._reported = found
         self.totals = totals
         if failed is not None:
             raise failed
 
+    def _ask(self, tp: TopicPartition) -> ArchivedPart | None:
+        now = self._clock.monotonic()
+        # An older state of the archive is right, too: what it has had is in no pack alone.
+        self._asked = {
+            each: known for each, known in self._asked.items() if now < known[0] + ASKED_AGAIN
+        }
+        if tp not in self._asked:
+            self._asked[tp] = now, self._archived_of(tp)
+        return self._asked[tp][1]
+
     def _clean(
         self,
         numbers: PackNumbers,
-        led: Mapping[TopicPartition, TailPartition],
+        judge: "_Judge",
         totals: CleaningTotals,
         stopped: Callable[[], bool],
     ) -> None:
-        # Before the listing: what has a lower number is stored by then, or never will be.
-        settled = numbers.settled_below()
         before = read_tail_index(numbers.store, numbers.layout, self._broker)
-        contents = self._inventory_of(numbers).read([self._broker])
-        if contents.problems:
-            raise ArchiveError(
-                "packs cannot be read, and nothing is cleaned: "
-                + "; ".join(sorted(contents.problems.values())[:3])
-            )
-        through = self._through(contents.packs, settled)
-        old = before.index
-        if old is not None:
-            through = max(through, old.through)
-        needed = needed_rows(contents.rows, led, self._archived_of)
-        uses = self._uses(contents.packs, contents.rows, needed)
-        totals.live_packs += len(uses)
+        inventory = self._inventory_of(numbers)
+        listing = inventory.listing(self._broker)
+        unread = {pack.number for pack in listing.missing}
+        judge.found |= listing.problems
+        uses: list[PackUse] = []
+        # The newest first: see `Kept`.
+        for pack in reversed(listing.packs):
+            if stopped():
+                return
+            try:
+                uses.append(judge.use_of(pack, inventory.rows(pack)))
+            except _UNREADABLE as error:
+                unread.add(pack.number)
+                judge.found[pack.key] = str(error)
+        self._quarantine(numbers, judge)
+        totals.live_packs += sum(use.live_rows > 0 for use in uses) + len(unread)
         totals.stored_bytes += sum(use.pack.size for use in uses)
         totals.live_bytes += sum(use.live_bytes for use in uses)
-        plan = plan_cleaning(
-            (use for use in uses if use.pack.number <= through),
-            lambda row: row.tp in led and led[row.tp].topic_id == row.topic_id,
-        )
-        keep = {pack.number for pack in plan.keep}
-        if plan.rewrite and not stopped():
-            failed = self._rewrite(numbers, plan.rewrite, led, totals)
-            keep |= {use.pack.number for use in plan.rewrite if use.pack.number in failed}
-        else:
-            keep |= {use.pack.number for use in plan.rewrite}
-        live = sorted(keep)
-        is_new = old is None or (old.through, list(old.packs)) != (through, live)
-        if is_new and through >= 0:
-            store, layout = numbers.store, numbers.layout
+        totals.unread_packs += len(unread)
+        plan = plan_cleaning(uses)
+        keep = {pack.number for pack in plan.keep} | unread
+        for batch in plan.copy:
+            size = None if stopped() else self._copy(numbers, inventory, batch, judge)
+            totals.rewritten_bytes += size or 0
+            if size is None:
+                keep |= {use.pack.number for use in batch}
+        prefix = numbers.layout.tail_packs_prefix(self._broker)
+        stored = {
+            parse_tail_pack_key(listed.key, prefix): listed.key
+            for listed in numbers.store.list_objects(prefix)
+        }
+        known = set(() if before.index is None else before.index.dropped)
+        # Only packs that were read. A name is needed as long as its pack is stored.
+        dropped = (known | {pack.number for pack in listing.packs} - keep) & stored.keys()
+        if dropped == known or self._write_index(numbers, keep, dropped, before):
+            self._delete_dropped(
+                numbers.store, {number: stored[number] for number in dropped}, totals
+            )
+
+    def _quarantine(self, numbers: PackNumbers, judge: "_Judge") -> None:
+        """Store what the archive has replaced in the quarantine; the next cleaning drops the rows.
+        Not at once: a divergence of the archive may not be in quarantine yet.
+        """
+        seen, now = self._seen[id(numbers.store)], self._clock.monotonic()
+        since = {key: seen.replaced.get(key, now) for key in map(_key_of, judge.replaced)}
+        seen.replaced = since
+        seen.moved &= judge.moved_rows
+        for run in runs_in(judge.replaced):
+            tp = run[0].row.tp
+            if any(now < since[_key_of(source)] + QUARANTINED_AFTER for source in run):
+                continue
             try:
-                write_tail_index(store, layout, self._broker, through, live, before)
-            except PreconditionFailedError:
-                log.warning("tail.index_conflict", broker=self._broker)
-                return  # another sidecar of this broker cleans, too
-        self._delete_excluded(numbers, through, keep, totals)
+                epoch = judge.newest_archived(tp)
+                prefix = store_run(numbers.store, numbers.layout, self._broker, run, epoch)
+            except SidetierError as error:
+                judge.found[f"{tp}: quarantine"] = str(error)
+                continue
+            seen.moved |= set(map(_key_of, run))
+            log.warning("tail.quarantined", topic=tp.topic, partition=tp.partition, prefix=prefix)
 
-    def _through(self, packs: Sequence[PackRef], settled: int) -> int:
-        """Return the highest number of which it is certain that no lower one is still stored."""
-        now = max([int(self._clock.wall() * 1000), *(pack.modified_ms for pack in packs)])
-        through = -1
-        for pack in packs:
-            if pack.number >= settled or pack.modified_ms > now - YOUNG_MS:
-                break
-            through = pack.number
-        return through
+    def _write_index(
+        self, numbers: PackNumbers, keep: set[int], dropped: set[int], before: StoredTailIndex
+    ) -> bool:
+        """Write the index. Return whether it is stored: another sidecar of this broker may clean,
+        too.
+        """
+        store, layout = numbers.store, numbers.layout
+        try:
+            write_tail_index(store, layout, self._broker, sorted(keep), sorted(dropped), before)
+        except PreconditionFailedError:
+            log.warning("tail.index_conflict", broker=self._broker)
+            return False
+        return True
 
-    def _uses(
-        self,
-        packs: Iterable[PackRef],
-        rows: Mapping[TopicPartition, Sequence[PackedRow]],
-        needed: set[int],
-    ) -> list[PackUse]:
-        sizes: dict[str, int] = defaultdict(int)
-        kept: dict[str, list[TailRow]] = defaultdict(list)
-        for found in rows.values():
-            for pack, row in found:
-                assert pack is not None  # noqa: S101 - they were read from packs
-                sizes[pack.key] += row.size
-                if id(row) in needed:
-                    kept[pack.key].append(row)
-        return [PackUse(pack, sizes[pack.key], tuple(kept[pack.key])) for pack in packs]
-
-    # -- rewriting --------------------------------------------------------------------------------
-
-    def _rewrite(
+    def _copy(
         self,
         numbers: PackNumbers,
-        uses: Sequence[PackUse],
-        led: Mapping[TopicPartition, TailPartition],
-        totals: CleaningTotals,
-    ) -> set[int]:
-        """Write the needed rows again. Return the numbers of the packs that stay for all that."""
-        rows: dict[TopicPartition, list[TailRow]] = defaultdict(list)
-        packs: dict[TopicPartition, set[int]] = defaultdict(set)
-        for use in uses:
-            for row in use.needed:
-                rows[row.tp].append(row)
-                packs[row.tp].add(use.pack.number)
-        failed: set[int] = set()
-        groups: dict[bool, _Rewriter] = {}
-        for tp in sorted(rows):
-            encrypts = self._place_of(tp.topic).encrypts
-            rewriter = groups.get(encrypts)
-            if rewriter is None:
-                rewriter = groups[encrypts] = _Rewriter(self._source, numbers, self._clock)
-            rewriter.add(led[tp], rows[tp])
-        for rewriter in groups.values():
-            rewriter.flush()
-            totals.rewritten_bytes += rewriter.stored_bytes
-            for tp in rewriter.failed:
-                failed |= packs[tp]
-        return failed
+        inventory: TailInventory,
+        batch: Iterable[PackUse],
+        judge: "_Judge",
+    ) -> int | None:
+        """Copy the needed rows of some packs. Return the number of bytes; None if it failed."""
+        try:
+            groups: dict[bool, list[tuple[TailRow, bytes]]] = defaultdict(list)
+            for use in batch:
+                rows = inventory.rows(use.pack)
+                wanted = [
+                    PackedRow(use.pack, row)
+                    for row, is_live in zip(rows, use.is_live, strict=True)
+                    if is_live
+                ]
+                ranges = [source for source in wanted if not source.row.is_claim]
+                copied = [(source, b"") for source in wanted if source.row.is_claim]
+                copied += read_rows(numbers.store, ranges)
+                for source, data in copied:
+                    row = source.row._replace(first_stored_ms=source.first_stored_ms)
+                    groups[judge.encrypts(row.tp.topic)].append((row, data))
+            size = 0
+            for members in groups.values():
+                builder = copy_of(members)
+                store_pack(numbers, builder.body(), int(self._clock.wall() * 1000))
+                size += builder.size
+        except SidetierError as error:
+            log.warning("tail.not_copied", error=str(error))
+            return None
+        return size
 
-    # -- deleting ---------------------------------------------------------------------------------
-
-    def _delete_excluded(
-        self, numbers: PackNumbers, through: int, keep: set[int], totals: CleaningTotals
+    def _delete_dropped(
+        self, store: RemoteStorage, dropped: Mapping[int, str], totals: CleaningTotals
     ) -> None:
-        """Delete packs that the stored index has excluded for long enough."""
-        prefix = numbers.layout.tail_packs_prefix(self._broker)
-        now, excluded = self._clock.monotonic(), self._excluded[id(numbers.store)]
-        dead: dict[int, float] = {}
-        due: list[str] = []
-        for listed in numbers.store.list_objects(prefix):
-            number = parse_tail_pack_key(listed.key, prefix)
-            if number is None or number > through:
-                continue
-            if number in keep:
-                continue
-            dead[number] = excluded.since.get(number, now)
-            if dead[number] + DELETED_AFTER <= now:
-                due.append(listed.key)
-        excluded.since = dead
+        """Delete packs that the stored index has dropped for long enough."""
+        now, seen = self._clock.monotonic(), self._seen[id(store)]
+        since = {number: seen.dropped.get(number, now) for number in dropped}
+        seen.dropped = since
+        due = [dropped[number] for number in since if since[number] + DELETED_AFTER <= now]
         for at in range(0, len(due), LISTED_AT_ONCE):
-            numbers.store.delete_objects(due[at : at + LISTED_AT_ONCE])
+            store.delete_objects(due[at : at + LISTED_AT_ONCE])
         totals.deleted_packs += len(due)
 
 
-class _Rewriter:
-    """Writes needed rows of one group into new packs, sorted by partition."""
+def copy_of(rows: Iterable[tuple[TailRow, bytes]]) -> PackBuilder:
+    """Return a pack with rows and their bytes, by partition. Rows that follow each other in one
+    leader epoch become one.
+    """
+    builder = PackBuilder()
+    last: TailRow | None = None
+    pieces: list[bytes] = []
+    for row, data in sorted(rows, key=_by_place):
+        both = None if last is None else joined(last, row, MAX_ROW_BYTES)
+        if both is not None:
+            last = both
+            pieces.append(data)
+            continue
+        if last is not None:
+            builder.add(last, *pieces)
+        last, pieces = row, [data] if data else []
+    if last is not None:
+        builder.add(last, *pieces)
+    return builder
 
-    def __init__(self, source: LogOffsetSource, numbers: PackNumbers, clock: Clock) -> None:
-        self._source = source
-        self._numbers = numbers
-        self._clock = clock
-        self._parts: list[tuple[TailPartition, TailRow, TailRange | None]] = []
-        self._size = 0
-        self.failed: set[TopicPartition] = set()
-        self.stored_bytes = 0
 
-    def add(self, part: TailPartition, rows: Sequence[TailRow]) -> None:
-        """Read the ranges of a partition, and copy its claims."""
-        try:
-            history = read_local_epochs(part.directory)
-            led_log = self._ask([part])[part.tp]
-            if not isinstance(led_log, LedLog):
-                raise led_log
-            # A pack has the claims first: they do not depend on the log.
-            for row in rows:
-                if row.is_claim:
-                    self._parts.append((part, row, None))
-            for run in joined_runs(rows, part.archive_end):
-                self._read(part, run, history, led_log)
-        except (SidetierError, OSError) as error:
-            log.info(
-                "tail.not_rewritten",
-                topic=part.tp.topic,
-                partition=part.tp.partition,
-                reason=str(error),
+def _by_place(copied: tuple[TailRow, bytes]) -> tuple[TopicPartition, str, int, int, int]:
+    row = copied[0]
+    return row.tp, row.topic_id, row.leader_epoch, row.start, row.end
+
+
+class _Judge:
+    """Decides which rows of this broker's packs in one store are needed.
+
+    Attributes:
+        found: What stays and why, by partition or key.
+        unknown: Partitions whose archive cannot be read.
+        replaced: Rows for whose offsets the archive has other records.
+        moved_rows: Rows whose records are in quarantine.
+        stale_offsets: Number of offsets of stale rows.
+    """
+
+    def __init__(
+        self,
+        led: Mapping[TopicPartition, TailPartition],
+        ask: ArchivedOf,
+        place_of: Callable[[str], TailPlace],
+        moved: Container[_RowKey],
+        found: dict[str, str],
+    ) -> None:
+        self._led = led
+        self._moved = moved
+        self.replaced: list[PackedRow] = []
+        self.moved_rows: set[_RowKey] = set()
+        self._ask = ask
+        self._place_of = place_of
+        self.found = found
+        self.unknown: set[TopicPartition] = set()
+        self.stale_offsets = 0
+        self._kept = Kept()
+        self._archived: dict[TopicPartition, ArchivedPart | None] = {}
+        self._gaps: dict[TopicPartition, list[OffsetRange]] = {}
+        self._logs: dict[TopicPartition, EpochHistory] = {}
+        self._encrypts: dict[str, bool] = {}
+        self._stale: dict[str, Offset] = {}
+
+    def use_of(self, pack: PackRef, rows: Iterable[TailRow]) -> PackUse:
+        """Return what is needed of a pack."""
+        is_live, size, live_bytes, may_copy = bytearray(), 0, 0, True
+        before = len(self.replaced)
+        for row in rows:
+            needed = self._is_needed(PackedRow(pack, row))
+            is_live.append(needed)
+            size += row.size
+            if needed:
+                live_bytes += row.size
+                may_copy = may_copy and self._knows_place(row.tp)
+        # Rows that wait for the quarantine stay where they are until then.
+        may_copy = may_copy and len(self.replaced) == before
+        return PackUse(pack, size, live_bytes, sum(is_live), bytes(is_live), may_copy)
+
+    def encrypts(self, topic: str) -> bool:
+        """Whether packs of a topic are encrypted. Raises SidetierError."""
+        if topic not in self._encrypts:
+            self._encrypts[topic] = self._place_of(topic).encrypts
+        return self._encrypts[topic]
+
+    def newest_archived(self, tp: TopicPartition) -> LeaderEpoch:
+        """Return the newest leader epoch of which records are archived."""
+        archived = self._archived[tp]
+        assert archived is not None  # noqa: S101 - its rows were found to be replaced
+        return archived.epochs.up_to(archived.end or 0).entries[-1][0]
+
+    def _is_needed(self, source: PackedRow) -> bool:
+        row = source.row
+        if _key_of(source) in self._moved:
+            self.moved_rows.add(_key_of(source))
+            return False
+        archived = self._archived_of(row.tp)
+        need = Need.NEEDED if archived is None else need_of(row, archived)
+        if archived is not None and need is Need.REPLACED:
+            # Their records were not archived, and are not replaced either.
+            need = need_of(row, replace(archived, gaps=self._gaps_of(row.tp)))
+        if need in {Need.ARCHIVED, Need.OTHER_TOPIC}:
+            return False
+        if not self._kept.add(row):
+            return False
+        if need is Need.REPLACED and row.tp not in self.unknown and not row.is_claim:
+            self.replaced.append(source)
+        if need is Need.REPLACED or self._is_stale(row):
+            self.stale_offsets += row.end - row.start
+            what = f"{row.tp}, leader epoch {row.last_epoch}"
+            self._stale[what] = min(row.start, self._stale.get(what, row.start))
+            self.found[what] = (
+                f"the cluster has lost committed records from offset {self._stale[what]} on, in an "
+                "unclean election or a power failure: only packs have them"
             )
-            self.failed.add(part.tp)
+        return True
 
-    def _ask(self, parts: Sequence[TailPartition]) -> dict[TopicPartition, LedLog | SidetierError]:
-        asked = [(part.tp, part.leader_epoch) for part in parts]
-        answers = self._source.offsets(OffsetKind.HIGH_WATERMARK, asked)
-        return {
-            part.tp: LedLog(answer.offset, Offset(0), answer.leader_epoch)
-            if isinstance(answer, AnsweredOffset)
-            else answer
-            for part, answer in zip(parts, answers, strict=True)
-        }
+    def _is_stale(self, row: TailRow) -> bool:
+        """Whether the log of this broker, which leads, has other records."""
+        part = self._led.get(row.tp)
+        if part is None or part.topic_id != row.topic_id or row.leader_epoch == part.leader_epoch:
+            return False
+        if row.tp not in self._logs:
+            self._logs[row.tp] = NO_EPOCHS
+            with suppress(SegmentError, OSError):
+                self._logs[row.tp] = read_local_epochs(part.directory)
+        history = self._logs[row.tp]
+        return next(replaced(row, history, MAX_OFFSET), None) is not None
 
-    def _read(self, part: TailPartition, run: _Run, history: EpochHistory, led_log: LedLog) -> None:
-        if led_log.high_watermark < run.end:
-            raise SegmentError(f"the high watermark is {led_log.high_watermark}, below {run.end}")
-        at = run.start
-        bounded = led_log._replace(high_watermark=run.end)
-        while at < run.end:
-            wanted = find_range(part.directory, part.topic_id, at, bounded, MAX_PACK_BYTES)
-            if wanted is None or wanted.start != at:
-                raise SegmentError(f"the local log no longer has offset {at}")
-            read = read_range(part.directory, wanted, history, ())
-            row = _row_again(part, run, read, history)
-            self._parts.append((part, row, read))
-            self._size += len(read.data)
-            at = read.end
-            if self._size >= MAX_PACK_BYTES:
-                self.flush()
-
-    def flush(self) -> None:
-        """Ask again, look again, and store what is confirmed."""
-        parts, self._parts, self._size = self._parts, [], 0
-        if not parts:
-            return
-        tails = list({part.tp: part for part, _, _ in parts}.values())
-        try:
-            answers = self._ask(tails)
-        except SidetierError as error:
-            log.warning("tail.unconfirmed", error=str(error))
-            answers = {}  # nothing is confirmed
-        builder = PackBuilder()
-        for part, row, read in parts:
-            if part.tp in self.failed:
-                continue
-            if read is None:
-                builder.add(row._replace(position=0))
-            elif self._is_confirmed(part, read, answers.get(part.tp)):
-                builder.add(row, read.data)
+    def _archived_of(self, tp: TopicPartition) -> ArchivedPart | None:
+        if tp not in self._archived:
+            part = self._led.get(tp)
+            if part is not None:
+                archived = ArchivedPart(part.archive_end, part.archived_epochs, part.topic_id)
+                self._archived[tp] = archived
             else:
-                self.failed.add(part.tp)
-        if builder.rows:
-            self._store(builder, {part.tp for part, _, _ in parts})
+                self._archived[tp] = self._try(tp, self._ask, None)
+        return self._archived[tp]
 
-    def _store(self, builder: PackBuilder, of: set[TopicPartition]) -> None:
+    def _gaps_of(self, tp: TopicPartition) -> Sequence[OffsetRange]:
+        if tp not in self._gaps:
+            # Unknown gaps may be everywhere: then nothing is known to be replaced.
+            self._gaps[tp] = self._try(tp, self._read_gaps, [])
+        return self._gaps[tp]
+
+    def _read_gaps(self, tp: TopicPartition) -> list[OffsetRange]:
+        place = self._place_of(tp.topic)
+        return recorded_gaps(place.store, place.layout, [tp])[tp]
+
+    def _knows_place(self, tp: TopicPartition) -> bool:
+        return self._try(tp, lambda tp: self.encrypts(tp.topic) in {True, False}, otherwise=False)
+
+    def _try(
+        self, tp: TopicPartition, read: Callable[[TopicPartition], _Result], otherwise: _Result
+    ) -> _Result:
+        """Read something of a partition. One that cannot be read does not end the cleaning."""
         try:
-            store_pack(self._numbers, builder.body(), int(self._clock.wall() * 1000))
-        except StorageError as error:
-            log.warning("tail.pack_failed", rows=len(builder.rows), error=str(error))
-            self.failed |= of
-        else:
-            self.stored_bytes += builder.size
-
-    @staticmethod
-    def _is_confirmed(
-        part: TailPartition, read: TailRange, again: LedLog | SidetierError | None
-    ) -> bool:
-        file = log_file(part.directory, read.wanted.segment)
-        return refusal(read.wanted, read.runs, read.end, again, file) is None
-
-
-def _row_again(part: TailPartition, run: _Run, read: TailRange, history: EpochHistory) -> TailRow:
-    """Return the row of a range that is written again, with the transactions of the former rows."""
-    offsets = OffsetRange(read.wanted.start, read.end)
-    last = next(row for row in run.rows if row.end >= read.end)
-    aborted = {each for row in run.rows for each in row.aborted if each.last_offset in offsets}
-    is_end = last.end == read.end
-    return TailRow(
-        part.tp,
-        part.topic_id,
-        epochs_from(history, read.wanted.start),
-        read.wanted.start,
-        read.end,
-        max(row.log_start for row in run.rows),
-        last.last_stable if is_end else min(last.last_stable, read.wanted.start),
-        read.batches,
-        read.max_timestamp,
-        last.open if is_end else (),
-        tuple(sorted(aborted, key=lambda each: each.last_offset)),
-    )
+            return read(tp)
+        except SidetierError as error:
+            self.unknown.add(tp)
+            self.found[str(tp)] = str(error)
+            return otherwise

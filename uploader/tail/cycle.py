@@ -1,6 +1,6 @@
 """One cycle of the tail's writer: ask, read, ask again, look again, and store what is committed.
 
-`gates.committed_range` decides which bytes are committed; this module only obeys its order:
+`gates.committed_range` decides which bytes are committed, and `reader` obeys its order:
 
 1. Ask the own broker for the high watermarks of all led partitions: one request.
 2. Read whole batches from the stored end up to there.
@@ -8,92 +8,71 @@
 4. Look again: file and topic id are those that were read.
 5. Store the pack. Its create is the commit; only then the stored end moves.
 
-A partition begins at the end of the merged tail, with its own claim: the records below are the same
-in its own log. A claim is stored once the broker has answered in the new leader epoch, also if
-there is no data.
+A partition begins at the end of the merged tail (`begin`). A claim is stored once the broker has
+answered in the new leader epoch, also if there is no data.
 
-At most `MAX_BYTES` are in memory: packs on their way, and the one that is being filled.
+An error of one partition holds that partition alone. What is known of a partition changes only once
+its pack is handed over.
+
+At most `MAX_BYTES` are in memory: packs in flight, and the one that is being filled.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 import structlog
 
-from sidetier.archive.tail.inventory import TailContents, TailInventory
-from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow, PackRef, merge
-from sidetier.archive.tail.pack import PackBuilder, TailRow, claim, epochs_from
-from sidetier.leadership.port import LedLog, LogOffsetSource
-from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
+from sidetier.archive.tail.inventory import TailInventory
+from sidetier.archive.tail.merge import PackRef
+from sidetier.archive.tail.pack import PackBuilder, TailRow
+from sidetier.leadership.port import LogOffsetSource
 from sidetier.segments.errors import (
-    ArchiveError,
     BrokerError,
     LeadershipError,
     SegmentError,
-    SegmentGoneError,
     SidetierError,
 )
-from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.segments.producer_snapshot import OpenTransaction
 from sidetier.uploader.clock import Clock
-from sidetier.uploader.gates.committed_range import refusal
-from sidetier.uploader.gates.remembered_epochs import read_local_epochs
+from sidetier.uploader.gates.committed_range import NotCommittedError
+from sidetier.uploader.sending.throttle import AbandonedError
 from sidetier.uploader.state.segment import Backoff
+from sidetier.uploader.tail.begin import TailBegin, stable_end
 from sidetier.uploader.tail.board import SafePartition, TailPartition
-from sidetier.uploader.tail.packs import PackJob, PackNumbers, PackSender, TailPlace
-from sidetier.uploader.tail.progress import Reached, SentRange, TailProgress
-from sidetier.uploader.tail.ranges import Place, TailRange, find_range, open_at, read_range
-from sidetier.uploader.watching.disk import log_file, topic_id_in
+from sidetier.uploader.tail.led_tail import LedTail, SentPart
+from sidetier.uploader.tail.packs import (
+    PackJob,
+    PackNumbers,
+    PackSender,
+    TailPlace,
+    first_number,
+)
+from sidetier.uploader.tail.progress import Reached, SentRange
+from sidetier.uploader.tail.ranges import TailRange, open_at
+from sidetier.uploader.tail.reader import Candidate, CommittedReader
+from sidetier.uploader.tail.readings import GapsOf, PackReadings
+from sidetier.uploader.unexpected import describe
+from sidetier.uploader.watching.disk import BatchPosition
 from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
 
 log: Final = structlog.get_logger()
 MAX_PACK_BYTES: Final = 32 << 20
 """A pack of this many bytes is complete; its last batch may exceed it."""
+MAX_PACK_ROWS: Final = 10_000
 MAX_BYTES: Final = 64 << 20
-"""Bytes of packs on their way, and of the one that is being filled."""
+"""Bytes of packs in flight, and of the one that is being filled."""
 MAX_SENDING: Final = 4
-"""Packs on their way at the same time."""
+"""Packs in flight, as long as there are not more groups."""
 MIN_ROOM: Final = 1 << 20
-"""No pack is begun for fewer bytes."""
+"""No pack is begun for fewer bytes. After a failed pack, the next one has no more."""
+LOG_START_SECONDS: Final = 600.0
+"""How often partitions without new records are asked for their log start offsets."""
 _LONGEST_HOLD: Final = 60.0
-
-
-@dataclass(slots=True)
-class PartitionTail:
-    """The tail of one partition in one leader epoch.
-
-    Attributes:
-        led: What the daemon knows.
-        history: The epoch history of the log; it does not change within a leader epoch.
-        progress: What is stored; None until the merged tail is known.
-        claims: Whether the claim must still be sent.
-        exact: Whether the open transactions are known from the begin on.
-        place: Where the last range has ended.
-        hold: After a range that was refused.
-        answered_end: The high watermark that the broker has answered last.
-        waiting_since: When records were found that are not stored yet, in monotonic seconds.
-    """
-
-    led: TailPartition
-    history: EpochHistory = NO_EPOCHS
-    progress: TailProgress | None = None
-    claims: bool = True
-    exact: bool = True
-    place: Place | None = None
-    hold: Backoff = field(default_factory=Backoff)
-    answered_end: Offset = Offset(0)  # noqa: RUF009 - a number
-    waiting_since: float | None = None
-
-    @property
-    def tp(self) -> TopicPartition:
-        """The partition."""
-        return self.led.tp
-
-    @property
-    def asked(self) -> tuple[TopicPartition, LeaderEpoch]:
-        """How the broker is asked for it."""
-        return self.led.tp, self.led.leader_epoch
+_LONGEST_STORE_HOLD: Final = 30.0
 
 
 @dataclass(slots=True)
@@ -108,71 +87,37 @@ class CycleTotals:
 
 
 class _Part(NamedTuple):
-    """A range or a claim of the pack that is being filled."""
+    """A range or a claim of the pack that is being filled, with what is reached after it."""
 
-    tail: PartitionTail
-    read: TailRange | None
-
-
-class _Sent(NamedTuple):
-    """What a pack on its way has of one partition; no range for a claim."""
-
-    tail: PartitionTail
-    progress: TailProgress
-    sent: SentRange | None
+    tail: LedTail
+    candidate: Candidate
+    reached: Reached | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """Of a pack on its way: its group, its bytes, and what it has of each partition."""
+    """Of a pack in flight: its group, its bytes, and what it has of each partition."""
 
     group: "_Group"
     size: int
-    rows: tuple[TailRow, ...]
-    parts: tuple[_Sent, ...]
-
-
-class _Reading:
-    """Reads the live packs of one store for partitions whose tail begins. `run` is for any thread.
-
-    Attributes:
-        tails: The partitions.
-        contents: The packs; None before the end, and after an error.
-        error: The error.
-        ended: Whether it has ended.
-    """
-
-    def __init__(
-        self, tails: Sequence[PartitionTail], inventory: TailInventory, numbers: PackNumbers
-    ) -> None:
-        self.tails = tails
-        self.contents: TailContents | None = None
-        self.error: Exception | None = None
-        self.ended = False
-        self._inventory = inventory
-        self._numbers = numbers
-
-    def run(self) -> None:
-        """Read the packs, and find the next number."""
-        wanted = {tail.tp for tail in self.tails}
-        try:
-            contents = self._inventory.read(wanted=lambda row: row.tp in wanted)
-            self._numbers.list_again()
-            self.contents = contents
-        except Exception as error:  # noqa: BLE001 - the reading begins again
-            self.error = error
-        finally:
-            self.ended = True
+    sent: tuple[SentPart, ...]
 
 
 @dataclass(slots=True)
 class _Group:
-    """The packs of one store, encrypted or not."""
+    """The packs of one store, encrypted or not.
+
+    Attributes:
+        numbers: Names the packs.
+        packs: Number of packs in flight.
+        size: Their bytes.
+        hold: After a pack that failed. Until one is stored, small packs are sent one by one.
+    """
 
     numbers: PackNumbers
     packs: int = 0
-    """On their way."""
     size: int = 0
+    hold: Backoff = field(default_factory=Backoff)
 
 
 class TailCycle:
@@ -185,9 +130,11 @@ class TailCycle:
         sender: Stores packs.
         broker: This broker.
         clock: The time.
-        interval: Seconds between two cycles: how long one waits for packs on their way.
+        interval: Seconds between two cycles: the longest wait for packs in flight.
         throttle: Called with the number of bytes before each reading.
         background: Runs the reading of packs on another thread.
+        gaps_of: Reads the recorded gaps of an archive.
+        unexpected: Called with the kind of an error that no code expects.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - its ports
@@ -201,29 +148,32 @@ class TailCycle:
         interval: float = 5.0,
         throttle: Callable[[int], None] = lambda _: None,
         background: Callable[[Callable[[], None]], None] = lambda work: work(),
+        gaps_of: GapsOf = lambda *_: (),
+        unexpected: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._source = source
+        self._reader = CommittedReader(source, throttle)
         self._place_of = place_of
-        self._inventory_of = inventory_of
         self._sender = sender
         self._broker = broker
         self._clock = clock
         self._interval = interval
-        self._throttle = throttle
-        self._background = background
-        self._readings: dict[int, _Reading] = {}
-        """The readings of packs that are under way, by store."""
+        self._unexpected = unexpected
+        self._unused_numbers = itertools.count(first_number(clock.wall()))
+        self._readings = PackReadings(inventory_of, gaps_of, background, clock)
         self._followed: Mapping[TopicPartition, TailPartition] | None = None
-        self._tails: dict[TopicPartition, PartitionTail] = {}
-        self._starting: dict[TopicPartition, PartitionTail] = {}
+        self._tails: dict[TopicPartition, LedTail] = {}
+        self._starting: dict[TopicPartition, LedTail] = {}
         """Those whose begin is not known yet."""
-        self._asked: list[tuple[TopicPartition, LeaderEpoch]] = []
-        self._ready: list[PartitionTail] = []
-        """In the order of `_asked`."""
+        self._inexact: dict[TopicPartition, LedTail] = {}
+        """Those with transactions that no snapshot shows: their last stable offset is asked for."""
+        self._asked: list[TailPartition] = []
+        """All, in the order of `_tails`."""
+        self._log_starts_at = clock.monotonic() + LOG_START_SECONDS
         self._places: dict[str, TailPlace] = {}
         self._numbers: dict[int, PackNumbers] = {}
         self._groups: dict[tuple[int, bool], _Group] = {}
-        self._store_holds: dict[int, Backoff] = {}
+        self._sharing = 1
+        """Number of groups that share memory and packs in flight."""
         self._safe: Mapping[TopicPartition, SafePartition] | None = None
         """None after something has changed."""
         self.totals = CycleTotals()
@@ -238,44 +188,30 @@ class TailCycle:
         """
         self._take_finished()
         self._follow(led)
-        self._begin_new()
-        if not self._asked:
+        if not self._tails:
             return
-        answers = self._source.offsets(OffsetKind.HIGH_WATERMARK, self._asked)
+        try:
+            self._ask()
+        except SidetierError:
+            for tail in self._tails.values():
+                self._note_silence(tail)
+            raise
         now = self._clock.monotonic()
-        active = list(self._with_work(answers, now))
+        self._begin_new(now)
+        by_group: dict[int, tuple[_Group, list[LedTail]]] = {}
         # What waits longest comes first: bytes in memory are limited.
-        active.sort(key=lambda one: one[0].waiting_since or now)
-        by_group: dict[int, tuple[_Group, list[tuple[PartitionTail, LedLog]]]] = {}
-        for one in active:
-            group = self._group(one[0].tp.topic)
-            by_group.setdefault(id(group), (group, []))[1].append(one)
+        for tail in sorted(self._with_work(now), key=lambda tail: tail.waiting_since or now):
+            group = self._group(tail.tp.topic)
+            by_group.setdefault(id(group), (group, []))[1].append(tail)
+        in_flight = {id(group) for group in self._groups.values() if group.packs}
+        self._sharing = max(1, len(in_flight | by_group.keys()))
         # A store that does not answer comes last.
         for group, members in sorted(by_group.values(), key=lambda each: each[0].packs):
-            self._store_group(group, members, now + self._interval)
-
-    def _with_work(
-        self, answers: Iterable[AnsweredOffset | SidetierError], now: float
-    ) -> Iterator[tuple[PartitionTail, LedLog]]:
-        """Yield the partitions with records, or a claim, to store, with the broker's answer."""
-        for tail, answer in zip(self._ready, answers, strict=True):
-            if not isinstance(answer, AnsweredOffset):
-                continue  # it does not lead in this epoch, or not yet
-            progress = tail.progress
-            assert progress is not None  # noqa: S101 - it is ready
-            tail.answered_end = answer.offset
-            if answer.offset <= progress.stored.end:
-                if tail.waiting_since is not None:
-                    tail.waiting_since = self._safe = None
-            elif tail.waiting_since is None:
-                tail.waiting_since, self._safe = now, None
-            if answer.offset <= progress.next.end and not tail.claims:
-                continue
-            if answer.leader_epoch == tail.led.leader_epoch and tail.hold.until <= now:
-                yield tail, LedLog(answer.offset, Offset(0), answer.leader_epoch)
+            if group.hold.until <= now:
+                self._store_group(group, members, now + self._interval)
 
     def settle(self, timeout: float) -> None:
-        """Wait for the packs on their way, `timeout` seconds at most."""
+        """Wait for the packs in flight, `timeout` seconds at most."""
         deadline = self._clock.monotonic() + timeout
         self._take_finished()
         while any(group.packs for group in self._groups.values()):
@@ -291,11 +227,10 @@ class TailCycle:
         found = {}
         since_1970 = self._clock.wall() - self._clock.monotonic()
         for tp, tail in self._tails.items():
-            stored = None if tail.progress is None else tail.progress.stored
-            waits = tail.waiting_since
+            progress, waits = tail.progress, tail.waiting_since
             found[tp] = SafePartition(
-                None if stored is None else stored.end,
-                -1 if stored is None else stored.newest_ms,
+                None if progress is None else progress.safe_up_to,
+                -1 if progress is None else progress.stored.newest_ms,
                 None if waits is None else int((since_1970 + waits) * 1000),
                 tail.hold.error,
             )
@@ -303,13 +238,66 @@ class TailCycle:
         return found
 
     def stores(self) -> Sequence[PackNumbers]:
-        """Return the stores in use, with the numbers of this broker's packs. From any thread."""
+        """Return the stores in use. From any thread."""
         return list(self._numbers.values())
 
-    def stored_end(self, tp: TopicPartition) -> Offset | None:
-        """Return up to where the tail of a led partition is stored; None if it is not known."""
-        tail = self._tails.get(tp)
-        return None if tail is None or tail.progress is None else tail.progress.stored.end
+    # -- what the broker answers ------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        inexact = list(self._inexact.values())
+        if inexact:
+            # First: every transaction below it is decided below the high watermark, too.
+            stable = self._reader.ask(OffsetKind.LAST_STABLE, [tail.led for tail in inexact])
+            for tail, answer in zip(inexact, stable, strict=True):
+                tail.last_stable = answer.offset if isinstance(answer, AnsweredOffset) else None
+        ends = self._reader.ask(OffsetKind.HIGH_WATERMARK, self._asked)
+        now = self._clock.monotonic()
+        for tail, answer in zip(self._tails.values(), ends, strict=True):
+            if isinstance(answer, AnsweredOffset) and answer.leader_epoch == tail.led.leader_epoch:
+                tail.answer, tail.answered_at = answer, now
+                self._note_answer(tail, now)
+            else:  # it does not lead in this epoch, or not yet
+                tail.answer = None
+                self._note_silence(tail)
+        if now >= self._log_starts_at:
+            self._ask_log_starts()
+            self._log_starts_at = now + LOG_START_SECONDS
+
+    def _note_answer(self, tail: LedTail, now: float) -> None:
+        if tail.progress is None or tail.answer is None:
+            return
+        if tail.answer.offset <= tail.progress.stored.end:
+            if tail.waiting_since is not None:
+                tail.waiting_since = self._safe = None
+        elif tail.waiting_since is None:
+            tail.waiting_since, self._safe = now, None
+
+    def _note_silence(self, tail: LedTail) -> None:
+        """Note that the broker has not answered for a partition. Records may be waiting."""
+        silent = self._clock.monotonic() - tail.answered_at
+        if tail.waiting_since is None and silent > self._interval:
+            tail.waiting_since, self._safe = tail.answered_at, None
+
+    def _ask_log_starts(self) -> None:
+        """Claim again where DeleteRecords has moved the log start above what the packs show."""
+        ready = [tail for tail in self._tails.values() if tail.progress is not None]
+        starts = self._reader.ask(OffsetKind.LOG_START, [tail.led for tail in ready])
+        for tail, answer in zip(ready, starts, strict=True):
+            if isinstance(answer, AnsweredOffset):
+                known = max(tail.log_start, tail.led.archive_end)
+                tail.claims = tail.claims or answer.offset > known
+
+    def _with_work(self, now: float) -> Iterator[LedTail]:
+        """Yield the partitions with records, or a claim, to store."""
+        for tail in self._tails.values():
+            if tail.answer is None or tail.hold.until > now:
+                continue
+            if tail.progress is None:
+                has_records, may_claim = False, tail.is_late
+            else:
+                has_records, may_claim = tail.answer.offset > tail.progress.next.end, True
+            if has_records or (tail.claims and may_claim):
+                yield tail
 
     # -- which partitions -------------------------------------------------------------------------
 
@@ -317,64 +305,49 @@ class TailCycle:
         if led is self._followed:
             return
         self._followed, self._safe = led, None
+        now = self._clock.monotonic()
         for tp in self._tails.keys() - led.keys():
-            del self._tails[tp]
-            self._starting.pop(tp, None)
+            self._drop(tp)
         for tp, entry in led.items():
             tail = self._tails.get(tp)
-            if tail is not None and _is_same_log(tail.led, entry):
-                if tail.led.directory != entry.directory:
-                    tail.place = None
-                tail.led = entry
-                if tail.progress is not None:
-                    self._archived(tail, entry.archive_end)
-            else:
+            if tail is None or not tail.follow(entry):
+                self._drop(tp)
                 # Records may be waiting: where its tail ends is not known yet.
-                new = PartitionTail(entry, waiting_since=self._clock.monotonic())
+                new = LedTail(entry, answered_at=now, waiting_since=now)
                 self._tails[tp] = self._starting[tp] = new
-        self._list_ready()
+        self._asked = [tail.led for tail in self._tails.values()]
 
-    def _archived(self, tail: PartitionTail, end: Offset) -> None:
-        assert tail.progress is not None  # noqa: S101 - for mypy
-        before = tail.progress.stored
-        tail.progress.archived(end)
-        if tail.progress.stored is not before:
-            tail.place = None
-
-    def _list_ready(self) -> None:
-        self._ready = [tail for tail in self._tails.values() if tail.progress is not None]
-        self._asked = [tail.asked for tail in self._ready]
+    def _drop(self, tp: TopicPartition) -> None:
+        for known in (self._tails, self._starting, self._inexact):
+            known.pop(tp, None)
 
     def _group(self, topic: str) -> _Group:
         place = self._place(topic)
         key = (id(place.store), place.encrypts)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = _Group(self.numbers(place))
+            group = self._groups[key] = _Group(self._numbers_in(place))
         return group
 
     def _place(self, topic: str) -> TailPlace:
         place = self._places.get(topic)
         if place is None:
             place = self._places[topic] = self._place_of(topic)
+            self._numbers_in(place)
         return place
 
-    def numbers(self, place: TailPlace) -> PackNumbers:
-        """Return the numbers of this broker's packs in a store."""
+    def _numbers_in(self, place: TailPlace) -> PackNumbers:
         numbers = self._numbers.get(id(place.store))
         if numbers is None:
-            numbers = PackNumbers(place.store, place.layout, self._broker)
+            numbers = PackNumbers(place.store, place.layout, self._broker, self._unused_numbers)
             self._numbers[id(place.store)] = numbers
         return numbers
 
     # -- where a tail begins ----------------------------------------------------------------------
 
-    def _begin_new(self) -> None:
+    def _begin_new(self, now: float) -> None:
         """Find where the tails of new partitions begin. One reading of each store's packs."""
-        if not self._starting:
-            return
-        now = self._clock.monotonic()
-        by_store: dict[int, tuple[TailPlace, list[PartitionTail]]] = {}
+        by_store: dict[int, tuple[TailPlace, list[LedTail]]] = {}
         for tail in [tail for tail in self._starting.values() if tail.hold.until <= now]:
             try:
                 place = self._place(tail.tp.topic)
@@ -383,112 +356,53 @@ class TailCycle:
             else:
                 by_store.setdefault(id(place.store), (place, []))[1].append(tail)
         for place, tails in by_store.values():
-            self._begin_in(place, tails, now)
-        self._list_ready()
+            for tail, begin in self._readings.take(place, tails):
+                if isinstance(begin, TailBegin):
+                    tail.begin = begin
+                else:
+                    self._failed(tail, begin)
+        for tail in list(self._starting.values()):
+            self._begin(tail, now)
 
-    def _begin_in(self, place: TailPlace, tails: Sequence[PartitionTail], now: float) -> None:
-        """Find where the tails of one store begin. Others are stored while the packs are read."""
-        for _ in range(2):  # take the result of a reading, and begin the next one
-            reading = self._readings.get(id(place.store)) or self._begin_reading(place, tails, now)
-            if reading is None or not reading.ended:
-                return
-            del self._readings[id(place.store)]
-            hold = self._store_holds[id(place.store)]
-            if reading.contents is None:
-                hold.fail(str(reading.error), now, _LONGEST_HOLD)
-                log.warning("tail.unavailable", error=str(reading.error))
-                return
-            hold.clear()
-            for tail in reading.tails:
-                if self._starting.get(tail.tp) is tail:  # it still leads in that epoch
-                    self._begin(tail, reading.contents)
-
-    def _begin_reading(
-        self, place: TailPlace, tails: Iterable[PartitionTail], now: float
-    ) -> "_Reading | None":
-        if self._store_holds.setdefault(id(place.store), Backoff()).until > now:
-            return None
-        # Not before they can begin: a broker writes an epoch soon after it leads in it.
-        found = [
-            tail
-            for tail in tails
-            if self._starting.get(tail.tp) is tail
-            and tail.hold.until <= now
-            and self._read_history(tail)
-        ]
-        if not found:
-            return None
-        reading = _Reading(found, self._inventory_of(place), self.numbers(place))
-        self._readings[id(place.store)] = reading
-        self._background(reading.run)
-        return reading
-
-    def _read_history(self, tail: PartitionTail) -> bool:
-        """Read the epoch history. Return whether it has the epoch in which this broker leads."""
-        try:
-            history = read_local_epochs(tail.led.directory)
-        except SegmentGoneError:
-            return False
-        except (SegmentError, OSError) as error:
-            self._refuse(tail, str(error))
-            return False
-        if not history.entries or history.entries[-1][0] != tail.led.leader_epoch:
-            return False
-        tail.history = history
-        return True
-
-    def _begin(self, tail: PartitionTail, contents: TailContents) -> None:
-        led, rows = tail.led, contents.rows.get(tail.tp, ())
-        own = claim(led.tp, led.topic_id, tail.history, Offset(0), Offset(0))
-        reached = Reached(led.archive_end, None)
-        try:
-            # The topic id comes from the broker's own directory, so rows of another are dead.
-            archived = ArchivedPart(led.archive_end, led.archived_epochs, led.topic_id)
-            merged = merge(archived, [*rows, PackedRow(None, own)])
-        except ArchiveError as error:
-            log.warning(
-                "tail.conflict", topic=led.tp.topic, partition=led.tp.partition, error=str(error)
-            )
-        else:
-            if merged.leader_epoch is not None and merged.leader_epoch > led.leader_epoch:
-                self._refuse(tail, f"leader epoch {merged.leader_epoch} has a tail already")
-                return
-            newest = -1 if merged.newest_ms is None else merged.newest_ms
-            reached = Reached(merged.end, _open_at_end(merged), newest)
-        tail.claims = not any(_proves(source.row, own) for source in rows)
-        tail.progress = TailProgress(reached)
-        tail.hold.clear()
-        del self._starting[tail.tp]
+    def _begin(self, tail: LedTail, now: float) -> None:
+        """Begin once the packs were read and the broker has answered."""
+        if tail.begin_now():
+            self._safe = None
+            self._note_answer(tail, now)
+            del self._starting[tail.tp]
 
     # -- ranges -----------------------------------------------------------------------------------
 
     def _store_group(  # noqa: C901 - one loop that fills packs
-        self, group: _Group, members: Iterable[tuple[PartitionTail, LedLog]], deadline: float
+        self, group: _Group, members: Iterable[LedTail], deadline: float
     ) -> None:
         """Fill packs, and send each as soon as it is full."""
-        room = self._room(group, deadline)
         parts: list[_Part] = []
-        size = 0
-        for tail, led_log in members:
+        size, room = 0, self._room(group, deadline)
+        for tail in members:
             if not room:
                 return  # the next cycle goes on
             if tail.claims:
-                parts.append(_Part(tail, None))
-            assert tail.progress is not None  # noqa: S101 - for mypy
-            at, place = tail.progress.next, tail.place
-            while read := self._next_range(tail, led_log, at, place, room - size):
-                parts.append(_Part(tail, read))
-                size += len(read.data)
-                at, place = Reached(read.end, read.open), read.place
-                if size < room:
-                    continue
-                if not self._send(group, parts):
-                    return
-                parts, size = [], 0
-                room = self._room(group, deadline)
-                # Nothing behind a range that was refused.
-                if not room or tail.progress.next.end != at.end:
+                parts.append(_Part(tail, Candidate(tail.led, tail.history), None))
+            at = None if tail.progress is None else tail.progress.next
+            position = tail.position
+            while True:
+                if size >= room or len(parts) >= MAX_PACK_ROWS:
+                    if not self._send(group, parts):
+                        return
+                    parts, size, room = [], 0, self._room(group, deadline)
+                    # Nothing behind a range that was refused.
+                    if not room or (tail.progress is not None and tail.progress.next != at):
+                        break
+                if at is None:
                     break
+                part = self._next_range(tail, at, position, room - size)
+                if part is None:
+                    break
+                parts.append(part)
+                read, at = part.candidate.read, part.reached
+                assert read is not None  # noqa: S101 - for mypy
+                size, position = size + len(read.data), read.wanted.behind
         if parts:
             self._send(group, parts)
 
@@ -497,39 +411,82 @@ class TailCycle:
 
         One store that hangs leaves the others their share.
         """
-        share = max(1, len(self._groups))
-        most, packs = MAX_BYTES // share, max(1, MAX_SENDING // share)
+        max_bytes, max_packs = MAX_BYTES // self._sharing, max(1, MAX_SENDING // self._sharing)
         self._take_finished()
-        while group.packs and (group.packs >= packs or most - group.size < MIN_ROOM):
+        while group.packs:
+            if group.hold.failures:
+                max_packs = 1
+            if group.packs < max_packs and max_bytes - group.size >= MIN_ROOM:
+                break
             left = deadline - self._clock.monotonic()
             if left <= 0:
                 return 0
             self._take_finished(left)
-        return min(MAX_PACK_BYTES, max(most - group.size, MIN_ROOM))
+        if group.hold.until > self._clock.monotonic():
+            return 0
+        if group.hold.failures:
+            return MIN_ROOM
+        return min(MAX_PACK_BYTES, max(max_bytes - group.size, MIN_ROOM))
 
     def _next_range(
-        self,
-        tail: PartitionTail,
-        led_log: LedLog,
-        at: Reached,
-        place: Place | None,
-        max_bytes: int,
-    ) -> TailRange | None:
+        self, tail: LedTail, at: Reached, position: BatchPosition | None, max_bytes: int
+    ) -> _Part | None:
         """Read the next range of a partition, of one segment; None if there is none now."""
-        led = tail.led
+        answer = tail.answer
+        assert answer is not None  # noqa: S101 - it has work
         try:
-            wanted = find_range(led.directory, led.topic_id, at.end, led_log, max_bytes, place)
-            if wanted is None:
-                return None
-            known = at.open if wanted.start == at.end else None
-            if known is None:
-                known = open_at(led.directory, wanted.start)
-                tail.exact = known is not None
-            self._throttle(wanted.size)
-            return read_range(led.directory, wanted, tail.history, known or ())
-        except (SegmentError, OSError) as error:
-            self._refuse(tail, str(error))
+            read = self._reader.read(
+                tail.led,
+                tail.history,
+                answer,
+                at.end,
+                max_bytes,
+                partial(self._open_before, tail, at),
+                position,
+            )
+        except AbandonedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it holds this partition
+            self._failed(tail, error)
             return None
+        if read is None:
+            return None
+        known, stable = self._transactions(tail, read, answer.offset)
+        newest = max(at.newest_ms, read.max_timestamp)
+        candidate = Candidate(tail.led, tail.history, read, stable)
+        return _Part(tail, candidate, Reached(read.end, known, newest))
+
+    def _open_before(
+        self, tail: LedTail, at: Reached, start: Offset
+    ) -> tuple[OpenTransaction, ...] | None:
+        """Return the transactions that are open at an offset; None before the broker was asked for
+        the last stable offset of a log without a snapshot.
+        """
+        known = at.open if start == at.end else None
+        if known is None:
+            known = open_at(tail.led.directory, start)
+        if known is None:
+            self._inexact[tail.tp] = tail
+            return None if tail.last_stable is None else ()
+        self._inexact.pop(tail.tp, None)
+        tail.last_stable = None
+        return known
+
+    def _transactions(
+        self, tail: LedTail, read: TailRange, high_watermark: Offset
+    ) -> tuple[tuple[OpenTransaction, ...] | None, Offset]:
+        """Return the transactions that are open after a range, None if there may be more, and the
+        last stable offset.
+        """
+        stable = tail.last_stable
+        if stable is None or tail.tp not in self._inexact:
+            return read.open, stable_end(read.open, read.end)
+        if read.end < high_watermark:
+            # The markers of what is decided below the broker's offset may follow behind the range.
+            return None, Offset(0)
+        if stable >= read.wanted.start:
+            return read.open, stable_end(read.open, read.end)  # none has begun below the range
+        return None, stable
 
     def _send(self, group: _Group, parts: Sequence[_Part]) -> bool:
         """Ask again, look again, and send what is committed.
@@ -537,85 +494,43 @@ class TailCycle:
         Returns:
             Whether the broker has answered.
         """
-        tails = list({id(part.tail): part.tail for part in parts}.values())
-        asked = [tail.asked for tail in tails]
         try:
-            starts = self._source.offsets(OffsetKind.LOG_START, asked)
-            stable: Sequence[AnsweredOffset | SidetierError | None] = [None] * len(asked)
-            if any(tail.claims or not tail.exact for tail in tails):
-                stable = self._source.offsets(OffsetKind.LAST_STABLE, asked)
-            # The last one: it proves that what was answered and read before belongs to the epoch.
-            again = self._source.offsets(OffsetKind.HIGH_WATERMARK, asked)
+            rows = self._reader.confirm([part.candidate for part in parts])
         except (BrokerError, LeadershipError) as error:
             log.warning("tail.unconfirmed", error=str(error))
             return False
-        answers = {
-            id(tail): _Answers(start, last_stable, end)
-            for tail, start, last_stable, end in zip(tails, starts, stable, again, strict=True)
-        }
-        builder, sent = PackBuilder(), list[_Sent]()
-        refused: set[int] = set()
-        for part in parts:
-            tail = part.tail
-            if id(tail) in refused:
+        builder, sent = PackBuilder(), list[SentPart]()
+        refused: dict[TopicPartition, tuple[LedTail, str]] = {}
+        for part, row in zip(parts, rows, strict=True):
+            if part.tail.tp in refused:
                 continue
-            reason = self._add(builder, sent, part, answers[id(tail)])
-            if reason is not None:
-                refused.add(id(tail))
-                self._refuse(tail, reason)
-        if builder.rows:
-            group.packs, group.size = group.packs + 1, group.size + builder.size
-            context = _Context(group, builder.size, tuple(builder.rows), tuple(sent))
+            try:
+                sent.append(_added(builder, part, row))
+            except (SegmentError, ValueError) as error:
+                refused[part.tail.tp] = part.tail, str(error)
+        if sent:
+            context = _Context(group, builder.size, tuple(sent))
             self._sender.send(PackJob(group.numbers, builder.body(), context))
+            # Handed over. Nothing is noted if an error comes before this.
+            group.packs, group.size = group.packs + 1, group.size + builder.size
+            now = self._clock.monotonic()
+            for each in sent:
+                each.note(now)
+        for tail, reason in refused.values():
+            self._refuse(tail, reason)
         return True
 
-    def _add(
-        self, builder: PackBuilder, sent: list[_Sent], part: _Part, answers: "_Answers"
-    ) -> str | None:
-        """Add a part to a pack, or return why it is not committed."""
-        tail, read = part.tail, part.read
-        led, progress = tail.led, tail.progress
-        assert progress is not None  # noqa: S101 - for mypy
-        log_start = answers.log_start
-        if not isinstance(log_start, AnsweredOffset):
-            return f"the broker does not answer for the log start: {log_start}"
-        again = answers.led_log()
-        if read is None:
-            if not isinstance(again, LedLog) or again.leader_epoch != led.leader_epoch:
-                return f"the broker does not confirm leader epoch {led.leader_epoch}: {again}"
-            if topic_id_in(led.directory) != led.topic_id:
-                return f"{led.directory} belongs to another topic than {led.topic_id}"
-            stable = answers.last_stable(Offset(0))
-            builder.add(claim(led.tp, led.topic_id, tail.history, log_start.offset, stable))
-            sent.append(_Sent(tail, progress, None))
-            tail.claims = False
-            return None
-        file = log_file(led.directory, read.wanted.segment)
-        reason = refusal(read.wanted, read.runs, read.end, again, file)
-        if reason is not None:
-            return reason
-        row = TailRow(
-            led.tp,
-            led.topic_id,
-            epochs_from(tail.history, read.wanted.start),
-            read.wanted.start,
-            read.end,
-            log_start.offset,
-            _last_stable(read) if tail.exact else answers.last_stable(read.end),
-            read.batches,
-            read.max_timestamp,
-            read.open,
-            read.aborted,
-        )
-        builder.add(row, read.data)
-        newest = max(progress.next.newest_ms, read.max_timestamp)
-        mark = progress.send(Reached(read.end, read.open, newest))
-        sent.append(_Sent(tail, progress, mark))
-        tail.place = read.place
-        tail.hold.clear()
-        return None
+    def _failed(self, tail: LedTail, error: Exception) -> None:
+        """Hold a partition after any error."""
+        if isinstance(error, SidetierError | OSError):
+            self._refuse(tail, str(error))
+            return
+        self._unexpected(type(error).__name__)
+        if tail.hold.error != describe(error):
+            log.error("tail.unexpected_error", task=str(tail.tp), exc_info=error)
+        self._refuse(tail, describe(error))
 
-    def _refuse(self, tail: PartitionTail, reason: str) -> None:
+    def _refuse(self, tail: LedTail, reason: str) -> None:
         """Note that nothing of a partition is stored now. It is read anew, from its offset on."""
         if tail.hold.error != reason:
             log.warning(
@@ -623,10 +538,10 @@ class TailCycle:
             )
         self.totals.refused_ranges += 1
         self._safe = None
-        tail.place = None
+        tail.position = None
         tail.hold.fail(reason, self._clock.monotonic(), _LONGEST_HOLD)
 
-    # -- packs on their way -----------------------------------------------------------------------
+    # -- packs in flight --------------------------------------------------------------------------
 
     def _take_finished(self, timeout: float = 0.0) -> None:
         for job in self._sender.finished(timeout):
@@ -639,68 +554,40 @@ class TailCycle:
                 self._stored(job.result, context)
             else:
                 self._lost(job.result, context)
+            for tail in {id(each.tail): each.tail for each in context.sent}.values():
+                tail.archived()
 
     def _stored(self, pack: PackRef, context: _Context) -> None:
         self.totals.packs += 1
         self.totals.stored_bytes += pack.size
-        for part in context.parts:
-            if part.sent is None:
-                self.totals.claims += 1
-            else:
-                part.progress.succeeded(part.sent)
-        for tail, progress, _ in context.parts:
-            if self._tails.get(tail.tp) is tail:
-                self._archived(tail, tail.led.archive_end)
-                if progress.stored.end >= tail.answered_end:
-                    tail.waiting_since = None
+        context.group.hold.clear()
+        for each in context.sent:
+            self.totals.claims += each.sent is None
+            each.stored()
 
     def _lost(self, error: Exception | None, context: _Context) -> None:
         """The pack is not stored, or its answer is lost: the same ranges are read again."""
         self.totals.failed_packs += 1
-        log.warning("tail.pack_failed", rows=len(context.rows), error=str(error))
-        for part in context.parts:
-            if part.sent is None:
-                part.tail.claims = True
-            else:
-                part.progress.failed(part.sent)
-            part.tail.place = None
+        log.warning("tail.pack_failed", rows=len(context.sent), error=str(error))
+        now = self._clock.monotonic()
+        if context.group.hold.until <= now:  # of packs that fail together, one counts
+            context.group.hold.fail(str(error), now, _LONGEST_STORE_HOLD)
+        for each in context.sent:
+            each.lost()
 
 
-class _Answers(NamedTuple):
-    """The second answers of the broker for one partition."""
+def _added(builder: PackBuilder, part: _Part, row: TailRow | str) -> SentPart:
+    """Add a part to a pack. Nothing is added if an error is raised.
 
-    log_start: AnsweredOffset | SidetierError
-    stable: AnsweredOffset | SidetierError | None
-    high_watermark: AnsweredOffset | SidetierError
-
-    def led_log(self) -> LedLog | SidetierError:
-        """Return the second answer in the form of the rule."""
-        answer = self.high_watermark
-        if not isinstance(answer, AnsweredOffset):
-            return answer
-        return LedLog(answer.offset, Offset(0), answer.leader_epoch)
-
-    def last_stable(self, otherwise: Offset) -> Offset:
-        """Return the broker's last stable offset, if it was asked for and has answered."""
-        return self.stable.offset if isinstance(self.stable, AnsweredOffset) else otherwise
-
-
-def _is_same_log(known: TailPartition, entry: TailPartition) -> bool:
-    return (known.leader_epoch, known.topic_id) == (entry.leader_epoch, entry.topic_id)
-
-
-def _proves(row: TailRow, own: TailRow) -> bool:
-    """Whether a stored row shows all that the claim shows."""
-    return (row.topic_id, row.epochs) == (own.topic_id, own.epochs)
-
-
-def _open_at_end(merged: MergedTail) -> tuple[OpenTransaction, ...] | None:
-    """Return the transactions that are open at the end of a merged tail; None if unknown."""
-    if not merged.slices or merged.slices[-1].end != merged.slices[-1].source.row.end:
-        return None
-    return merged.slices[-1].source.row.open
-
-
-def _last_stable(read: TailRange) -> Offset:
-    """Return the last stable offset of a log that ends with this range."""
-    return min((each.first_offset for each in read.open), default=read.end)
+    Raises:
+        NotCommittedError: It is not committed.
+        ValueError: The row contradicts itself.
+    """
+    if isinstance(row, str):
+        raise NotCommittedError(row)
+    read, progress = part.candidate.read, part.tail.progress
+    if read is None or part.reached is None:
+        return SentPart(part.tail, builder.add(row), None, None, None)
+    row = builder.add(row, read.data)
+    sent = SentRange(read.wanted.start, part.reached)
+    return SentPart(part.tail, row, progress, sent, read.wanted.behind)

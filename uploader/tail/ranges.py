@@ -6,7 +6,7 @@ broker does not truncate. Otherwise the place is found by its offset.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -23,19 +23,9 @@ from sidetier.segments.producer_snapshot import OpenTransaction, open_transactio
 from sidetier.segments.transactions import Marker, TransactionTracker, read_marker
 from sidetier.segments.txn_index import AbortedTxn
 from sidetier.uploader.gates.committed_range import CommittedRange, NotCommittedError, choose
-from sidetier.uploader.watching.disk import LogFile, list_names
+from sidetier.uploader.watching.disk import BatchPosition, LogFile, list_names
 
 _MAX_SNAPSHOT_BYTES: Final = 64 << 20
-
-
-class Place(NamedTuple):
-    """Where a range has ended: the next one begins there, in the same file and leader epoch."""
-
-    segment: BaseOffset
-    offset: Offset
-    position: int
-    file: LogFile
-    leader_epoch: LeaderEpoch
 
 
 class TailRange(NamedTuple):
@@ -61,18 +51,6 @@ class TailRange(NamedTuple):
     open: tuple[OpenTransaction, ...]
     aborted: tuple[AbortedTxn, ...]
 
-    @property
-    def place(self) -> Place:
-        """Where the next range begins, as long as the segment is not closed."""
-        wanted = self.wanted
-        return Place(
-            wanted.segment,
-            wanted.end,
-            wanted.position + wanted.size,
-            wanted.file,
-            wanted.leader_epoch,
-        )
-
 
 def find_range(
     directory: str,
@@ -80,7 +58,7 @@ def find_range(
     start: Offset,
     led: LedLog,
     max_bytes: int,
-    place: Place | None = None,
+    position: BatchPosition | None = None,
 ) -> CommittedRange | None:
     """Find the batches from `start` on that may be stored, in one segment; None if there are none.
 
@@ -90,7 +68,7 @@ def find_range(
         start: First offset.
         led: The broker's answer.
         max_bytes: Size at which the range ends, plus at most one batch.
-        place: Where the range before has ended.
+        position: Where the range before has ended.
 
     Raises:
         NotCommittedError: The log contradicts the broker's answer.
@@ -99,24 +77,40 @@ def find_range(
     """
     if start >= led.high_watermark:
         return None
-    if place is not None and (place.offset, place.leader_epoch) == (start, led.leader_epoch):
+    if position is not None and (position.offset, position.leader_epoch) == (
+        start,
+        led.leader_epoch,
+    ):
         with suppress(FileNotFoundError, NotCommittedError):
-            found, _ = _find_in(directory, topic_id, place.segment, start, led, max_bytes, place)
+            found = _find_in(
+                directory, topic_id, position.segment, start, led, max_bytes, position
+            ).found
             if found is not None:
                 return found
     # The segment was closed, or something has changed.
+    return _find_by_offset(directory, topic_id, start, led, max_bytes)
+
+
+def _find_by_offset(
+    directory: str, topic_id: str, start: Offset, led: LedLog, max_bytes: int
+) -> CommittedRange | None:
     bases = segment_bases(directory)
     if not bases:
         return None
     first = max((number for number, base in enumerate(bases) if base <= start), default=0)
-    begin = max(start, Offset(bases[first]))  # records below the log start are gone
+    begin = max(start, Offset(bases[first]))  # the records below were deleted
+    end: Offset | None = None
     for base in bases[first:]:
         if base >= led.high_watermark:
             break
-        found, is_whole = _find_in(directory, topic_id, base, begin, led, max_bytes, None)
+        # A listing while the broker rolls can lack a segment between two others.
+        if end is not None and base > end and segment_bases(directory) != bases:
+            return None
+        searched = _find_in(directory, topic_id, base, begin, led, max_bytes, None)
         # Records behind bytes that are not whole batches would hide those that are not read yet.
-        if found is not None or not is_whole:
-            return found
+        if searched.found is not None or not searched.whole:
+            return searched.found
+        end = max(Offset(base), searched.end)
     return None
 
 
@@ -127,6 +121,16 @@ def segment_bases(directory: str) -> list[BaseOffset]:
     return live if listing.active is None else [*live, listing.active]
 
 
+class _Searched(NamedTuple):
+    """The range of a segment; otherwise whether it has whole batches up to its end, and where the
+    last one ends.
+    """
+
+    found: CommittedRange | None
+    whole: bool
+    end: Offset
+
+
 def _find_in(  # noqa: PLR0913, PLR0917 - the arguments of `find_range`, and the segment
     directory: str,
     topic_id: str,
@@ -134,25 +138,23 @@ def _find_in(  # noqa: PLR0913, PLR0917 - the arguments of `find_range`, and the
     start: Offset,
     led: LedLog,
     max_bytes: int,
-    place: Place | None,
-) -> tuple[CommittedRange | None, bool]:
-    """Return the range, and whether the segment has whole batches up to its end, if it was read
-    up to there.
-    """
+    known: BatchPosition | None,
+) -> _Searched:
     descriptor = _open(directory, base, FileKind.LOG)
     try:
         status = os.fstat(descriptor)
         file = LogFile(status.st_dev, status.st_ino, topic_id)
-        known = place is not None and place.file == file
-        if place is not None and not known:
-            return None, False
-        position = place.position if place is not None else None
-        if position is None:
+        if known is None:
             position = _hinted_position(directory, base, descriptor, start)
+        elif known.file == file:
+            position = known.position
+        else:
+            return _Searched(None, whole=False, end=start)
         batches = _Batches(descriptor, status.st_size, position)
         # Any control batch counts: the aborted transactions of a tail do not come from `.txnindex`.
-        answer = LedLog(led.high_watermark, led.high_watermark, led.leader_epoch)
-        return choose(batches, base, start, answer, file, max_bytes), batches.whole
+        led = led._replace(last_stable=led.high_watermark)
+        found = choose(batches, base, start, led, file, max_bytes)
+        return _Searched(found, batches.whole, batches.end)
     finally:
         os.close(descriptor)
 
@@ -170,20 +172,24 @@ class _Batches:
 
     Attributes:
         whole: False if it has ended at one that is not whole.
+        end: End of the last batch so far, exclusive.
     """
 
     def __init__(self, descriptor: int, size: int, position: int) -> None:
         self._descriptor, self._size, self._position = descriptor, size, position
         self.whole = True
+        self.end = Offset(0)
 
     def __iter__(self) -> Iterator[tuple[int, BatchHeader]]:
         descriptor = self._descriptor
         try:
-            yield from walk_headers(
+            for at, header in walk_headers(
                 lambda at, length: os.pread(descriptor, length, at),
                 self._size,
                 start=self._position,
-            )
+            ):
+                self.end = header.next_offset
+                yield at, header
         except DamagedSegmentError:
             self.whole = False
 
@@ -311,6 +317,52 @@ def _checked(
         tuple(tracker.open.values()),
         tuple(tracker.aborted),
     )
+
+
+def history_from(directory: str, history: EpochHistory) -> EpochHistory:
+    """Return the epoch history of a log from its first batch on. Where DeleteRecords has moved the
+    log start within a segment, it has cut the checkpoint, and the batches show what was cut.
+
+    Raises:
+        NotCommittedError: The batches contradict the checkpoint.
+        UnsupportedFormatError: Message format v0 or v1.
+        OSError: A file cannot be read.
+    """
+    first, end = history.entries[0]
+    bases = segment_bases(directory)
+    start = Offset(min(bases, default=end))
+    if start >= end:
+        return history
+    found: list[Entry] = []
+    for epoch, at in _epochs_below(directory, bases, end):
+        if found and found[-1][0] == epoch:
+            continue
+        if epoch > first or (found and epoch < found[-1][0]):
+            raise NotCommittedError(
+                f"{directory}: the batch at offset {at} is of leader epoch {epoch}, and the "
+                f"checkpoint begins with epoch {first} at offset {end}"
+            )
+        found.append((epoch, at if found else start))
+    if found and found[-1][0] == first:
+        return EpochHistory((*found, *history.entries[1:]))
+    return EpochHistory((*found, *history.entries))
+
+
+def _epochs_below(
+    directory: str, bases: Iterable[BaseOffset], end: Offset
+) -> Iterator[tuple[LeaderEpoch, Offset]]:
+    """Yield leader epoch and base offset of each batch below an offset."""
+    for base in bases:
+        if base >= end:
+            return
+        descriptor = _open(directory, base, FileKind.LOG)
+        try:
+            for _, header in _Batches(descriptor, os.fstat(descriptor).st_size, 0):
+                if header.base_offset >= end:
+                    return
+                yield header.leader_epoch, header.base_offset
+        finally:
+            os.close(descriptor)
 
 
 def open_at(directory: str, offset: Offset) -> tuple[OpenTransaction, ...] | None:

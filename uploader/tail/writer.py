@@ -24,11 +24,12 @@ from sidetier.uploader.clock import Clock
 from sidetier.uploader.tail.board import SafePartition, TailBoard
 from sidetier.uploader.tail.cleaning import TailCleaner
 from sidetier.uploader.tail.cycle import CycleTotals, TailCycle
-from sidetier.uploader.tail.packs import PackSender
 
 log: Final = structlog.get_logger()
 _MIN_PAUSE: Final = 0.05
-_LONGEST_HOLD: Final = 60.0
+_LONGEST_PAUSE: Final = 5.0
+"""After a failed cycle. A broker that restarts must not hold records back for longer."""
+_LONG_CYCLE: Final = 10.0
 _STOP_SECONDS: Final = 2.0
 _NOTHING_SAFE: Final[Mapping[TopicPartition, SafePartition]] = MappingProxyType({})
 
@@ -45,7 +46,6 @@ class TailWriter:
         cycle: One cycle.
         cleaner: Removes what the archive has; None to clean nothing.
         board: The led partitions.
-        sender: Stores packs.
         sources: What asks the broker; closed at the end.
         interval: Seconds from the begin of a cycle to the begin of the next one.
         clean_interval: Seconds between two cleanings.
@@ -58,7 +58,6 @@ class TailWriter:
         cycle: TailCycle,
         cleaner: TailCleaner | None,
         board: TailBoard,
-        sender: PackSender,
         sources: tuple[LogOffsetSource, ...],
         interval: float,
         clean_interval: float,
@@ -68,7 +67,6 @@ class TailWriter:
         self.board = board
         self._cycle = cycle
         self._cleaner = cleaner
-        self._sender = sender
         self._sources = sources
         self._interval = interval
         self._clean_interval = clean_interval
@@ -77,12 +75,24 @@ class TailWriter:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._safe = _NOTHING_SAFE
+        self._ended = self._now()
+        self._wall = clock.wall
         self._reported = CycleTotals()
 
     @property
     def safe(self) -> Mapping[TopicPartition, SafePartition]:
-        """What is safe of each partition, after the last cycle. Any thread may read it."""
-        return self._safe
+        """What is safe of each partition, after the last cycle. Any thread may read it.
+
+        While a cycle takes long, records may be waiting since the end of the one before.
+        """
+        ago = self._now() - self._ended
+        if ago <= _LONG_CYCLE + 2 * self._interval:
+            return self._safe
+        since_ms = int((self._wall() - ago) * 1000)
+        return {
+            tp: safe if safe.waiting_since_ms else safe._replace(waiting_since_ms=since_ms)
+            for tp, safe in self._safe.items()
+        }
 
     def start(self) -> None:
         """Begin. A hanging request does not hold up the end of the process."""
@@ -100,7 +110,6 @@ class TailWriter:
         self._stopping.set()
         for source in self._sources:
             source.close()
-        self._sender.stop()
         for thread in self._threads:
             thread.join(_STOP_SECONDS)
 
@@ -128,7 +137,7 @@ class TailWriter:
                 self._note(name, error, is_new=text != error_text)
             pause = max(interval - (self._now() - began), _MIN_PAUSE)
             if failures:
-                pause = max(pause, backoff(failures, min(interval, 1.0), _LONGEST_HOLD))
+                pause = max(pause, backoff(failures, min(interval, 1.0), _LONGEST_PAUSE))
 
     def _note(self, name: str, error: Exception, *, is_new: bool) -> None:
         """Count an error, and log it once."""
@@ -149,7 +158,7 @@ class TailWriter:
             # Nothing else to do until the next cycle; one that takes longer goes on in it.
             self._cycle.settle(max(0.0, self._interval - (self._now() - began)))
         finally:
-            self._safe = self._cycle.safe()
+            self._safe, self._ended = self._cycle.safe(), self._now()
             self._report(self._now() - began)
 
     def _report(self, seconds: float) -> None:
@@ -173,4 +182,7 @@ class TailWriter:
             stored_bytes=found.stored_bytes,
             rewritten=found.rewritten_bytes - before.rewritten_bytes,
             deleted=found.deleted_packs - before.deleted_packs,
+            unread=found.unread_packs,
+            unknown=found.unknown_partitions,
+            stale=found.stale_offsets,
         )

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from sidetier.archive.tail.pack import PackBuilder, TailRow
+from sidetier.segments.batches import split_batches
+from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.transactions import TransactionTracker
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import PutOptions
 from tests.harness import spark_jobs
@@ -18,6 +22,9 @@ from tests.harness.broker_segments import ROOT, closed_segments, directories
 from tests.harness.encryption import encrypting, write_key
 from tests.harness.made_archive import MadeArchive
 from tests.harness.spark import SparkCallError, SparkDriver
+from tests.harness.tail_packs import TOPIC_ID
+from tests.harness.tailed_log import store_pack
+from tests.harness.transactions import feed_headers
 from tests.integration.pipeline.conftest import LAYOUT, Archive, Face, NewArchive
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -210,6 +217,54 @@ def test_plans_and_logs_name_the_topics_and_show_no_secret(face: Face, archive: 
     assert "env:NAME or file:/path" in str(refused.value)
     for text in (plan, str(refused.value), face.driver.log()):
         assert archive.secret not in text
+
+
+def test_a_batch_reads_on_in_tail_packs(spark40: SparkDriver, new_archive: NewArchive) -> None:
+    """The last segments of a broker are in packs, and a transaction begins in the archive."""
+    archive, tp = new_archive("tx-0"), TopicPartition("tx", 0)
+    made, tracker = MadeArchive(archive.store, LAYOUT, tp), TransactionTracker()
+    builders = [PackBuilder(), PackBuilder()]
+    segments = [segment for segment in closed_segments() if segment.directory.name == "tx-0"]
+    for number, segment in enumerate(segments):
+        log, before = segment.read(FileKind.LOG), len(tracker.aborted)
+        feed_headers(tracker, log)
+        if number < 2:
+            continue
+        for kind in FileKind:
+            archive.store.delete_object(made.key(segment.base, kind))
+        headers = [header for _, header in split_batches(memoryview(log))]
+        starts = {each.leader_epoch: each.base_offset for each in reversed(headers)}
+        builders[number % 2].add(
+            TailRow(
+                tp,
+                TOPIC_ID,
+                EpochHistory(tuple(sorted(starts.items()))),
+                Offset(segment.base),
+                headers[-1].next_offset,
+                Offset(0),
+                tracker.last_stable_offset,
+                len(headers),
+                max(each.max_timestamp for each in headers),
+                tuple(tracker.open.values()),
+                tuple(tracker.aborted[before:]),
+            ),
+            log,
+        )
+    made.mark(segments[1].base, segments[1].next_base)
+    for number, builder in enumerate(builders):
+        store_pack(archive.store, LAYOUT, builder, 7, number)
+    for isolation in IsolationLevel:
+        options = archive.reading(
+            subscribe="tx", includeHeaders="true", kafka__isolation__level=isolation.value
+        )
+        wanted = [without_epoch(row) for row in stored("tx-0", isolation)]
+        with_tail = {**options, "tiered.storage.with.tail": "true"}
+        rows = spark40.call(spark_jobs.rows, face="format", options=with_tail)
+        assert [as_consumed(row) for row in rows] == wanted
+        rows = spark40.call(spark_jobs.rows, face="read", options=options)
+        end = segments[1].next_base
+        assert 0 < rows[-1]["offset"] < end < wanted[-1]["offset"]
+        assert [as_consumed(row) for row in rows] == wanted[: len(rows)]
 
 
 def test_encrypted_segments_are_read_with_keys_that_each_task_resolves(

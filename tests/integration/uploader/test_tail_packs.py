@@ -23,6 +23,7 @@ from tests.harness.archive_check import ArchiveReader
 from tests.harness.archive_objects import file_store
 from tests.harness.ledger import Ledger, make_producer
 from tests.harness.local_segments import small_segments
+from tests.harness.served_archive import serving
 from tests.harness.sidecar import Sidecar, beside, merged
 from tests.harness.stored_log import Record, read_records
 from tests.harness.topics import create_topic
@@ -139,6 +140,7 @@ def test_a_cluster_that_is_destroyed_comes_back_but_for_the_last_seconds(  # noq
     reader = ArchiveReader(store.objects)
     views = reader.views()
     oldest_missing = 0.0
+    safe: list[dict[int, Record]] = []
     for number, times in enumerate(acked):
         tp = TopicPartition(topic, number)
         view = views.get((topic, number))
@@ -150,6 +152,13 @@ def test_a_cluster_that_is_destroyed_comes_back_but_for_the_last_seconds(  # noq
         wrong = [at for at, record in times.items() if at in found and found[at] != record]
         assert not wrong
         assert tail.end > Offset(0)
+        safe.append(found)
         missing = [died - times.at[at] for at in times if at not in found]
         oldest_missing = max([oldest_missing, *missing])
     assert oldest_missing <= INTERVAL + SLACK, f"mean cycle {cycles / max(count, 1):.2f} s"
+    for name, options in (("archive", ()), ("live", ("--live", bootstrap, "--groups", "none"))):
+        with serving(tmp_path / name, "--with-tail", *options, store=store) as endpoint:
+            for number, found in enumerate(safe):
+                read = endpoint.read(topic, number, settings={"isolation.level": "read_committed"})
+                served = {each.offset(): Record(each.key(), each.value()) for each in read}
+                assert served == found

@@ -8,11 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidetier.archive.tail import merge as rule
-from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow, TailSlice, merge
+from sidetier.archive.tail.merge import (
+    ArchivedPart,
+    MergedTail,
+    PackedRow,
+    PackRef,
+    TailSlice,
+    merge,
+)
+from sidetier.archive.tail.needed_rows import Need, need_of
+from sidetier.archive.tail.pack import TailRow
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import Offset, OffsetRange
-from tests.harness.tail_model import Choose, Merge, Model
+from tests.harness.tail_model import Choose, Merge, Model, NeedOf
 
 _SEEDS = 2000
 
@@ -31,26 +40,41 @@ def test_a_merged_tail_is_the_log_of_the_leader(seed: int, steps: int) -> None:
     _run(Model(random.Random(seed).randrange), steps)
 
 
-def _without_claims(part: ArchivedPart, rows: Iterable[PackedRow]) -> MergedTail:
-    return merge(part, [source for source in rows if not source.row.is_claim])
+def _without_claims(
+    part: ArchivedPart, rows: Iterable[PackedRow], unread: Sequence[PackRef]
+) -> MergedTail:
+    return merge(part, [source for source in rows if not source.row.is_claim], unread)
 
 
-def _without_topic_ids(part: ArchivedPart, rows: Iterable[PackedRow]) -> MergedTail:
+def _without_topic_ids(
+    part: ArchivedPart, rows: Iterable[PackedRow], unread: Sequence[PackRef]
+) -> MergedTail:
     topic_id = part.topic_id or ""
-    return merge(part, [PackedRow(pack, row._replace(topic_id=topic_id)) for pack, row in rows])
+    ours = [PackedRow(pack, row._replace(topic_id=topic_id)) for pack, row in rows]
+    return merge(part, ours, unread)
 
 
-def _stale_wins(part: ArchivedPart, rows: Iterable[PackedRow]) -> MergedTail:
+def _unread_is_ignored(
+    part: ArchivedPart, rows: Iterable[PackedRow], _: Sequence[PackRef]
+) -> MergedTail:
+    return merge(part, rows)
+
+
+def _stale_wins(
+    part: ArchivedPart, rows: Iterable[PackedRow], unread: Sequence[PackRef]
+) -> MergedTail:
     def split(source: PackedRow, _: EpochHistory) -> tuple[list[OffsetRange], list[object]]:
         row = source.row
         return [OffsetRange(row.start, row.end)] if row.size else [], []
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rule, "_split", split)
-        return merge(part, rows)
+        return merge(part, rows, unread)
 
 
-def _gaps_are_skipped(part: ArchivedPart, rows: Iterable[PackedRow]) -> MergedTail:
+def _gaps_are_skipped(
+    part: ArchivedPart, rows: Iterable[PackedRow], unread: Sequence[PackRef]
+) -> MergedTail:
     def joined(pieces: Sequence[TailSlice], begin: Offset) -> Iterator[TailSlice]:
         reached = begin
         for piece in pieces:
@@ -60,23 +84,26 @@ def _gaps_are_skipped(part: ArchivedPart, rows: Iterable[PackedRow]) -> MergedTa
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rule, "_joined", joined)
-        return merge(part, rows)
+        return merge(part, rows, unread)
 
 
-class _CleansBehindGaps(Model):
-    """Cleaning drops ranges that its own packs do not join to the archive."""
-
-    def clean(self) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rule, "_DEAD", frozenset({*rule._DEAD, rule.Reason.GAP}))
-            super().clean()
+def _below_the_end(row: TailRow, archived: ArchivedPart) -> Need:
+    """What lies below the archive end offset is archived, whatever is there."""
+    if row.topic_id == archived.topic_id and row.end <= (archived.end or 0):
+        return Need.ARCHIVED
+    return need_of(row, archived)
 
 
-def _is_killed(make: "type[Model]", merge_rows: Merge) -> bool:
+def _replaced_goes(row: TailRow, archived: ArchivedPart) -> Need:
+    need = need_of(row, archived)
+    return Need.ARCHIVED if need is Need.REPLACED else need
+
+
+def _is_killed(merge_rows: Merge, need: NeedOf) -> bool:
     for seed in range(_SEEDS):
         source = random.Random(seed)
         try:
-            _run(make(_choose(source)), source.randrange(20, 120), merge_rows)
+            _run(Model(_choose(source), need), source.randrange(20, 120), merge_rows)
         except (AssertionError, ArchiveConflictError):
             return True
     return False
@@ -87,14 +114,16 @@ def _choose(source: random.Random) -> Choose:
 
 
 @pytest.mark.parametrize(
-    ("make", "merge_rows"),
+    ("merge_rows", "need"),
     [
-        pytest.param(Model, _without_claims, id="without claims"),
-        pytest.param(Model, _stale_wins, id="a stale epoch wins"),
-        pytest.param(Model, _gaps_are_skipped, id="gaps are skipped"),
-        pytest.param(Model, _without_topic_ids, id="topic ids are not compared"),
-        pytest.param(_CleansBehindGaps, merge, id="cleaning drops what is behind a gap"),
+        pytest.param(_without_claims, need_of, id="without claims"),
+        pytest.param(_stale_wins, need_of, id="a stale epoch wins"),
+        pytest.param(_gaps_are_skipped, need_of, id="gaps are skipped"),
+        pytest.param(_without_topic_ids, need_of, id="topic ids are not compared"),
+        pytest.param(_unread_is_ignored, need_of, id="packs that cannot be read are ignored"),
+        pytest.param(merge, _below_the_end, id="cleaning drops what is below the archive end"),
+        pytest.param(merge, _replaced_goes, id="cleaning drops what the archive has replaced"),
     ],
 )
-def test_the_model_finds_a_wrong_rule(make: type[Model], merge_rows: Merge) -> None:
-    assert _is_killed(make, merge_rows)
+def test_the_model_finds_a_wrong_rule(merge_rows: Merge, need: NeedOf) -> None:
+    assert _is_killed(merge_rows, need)

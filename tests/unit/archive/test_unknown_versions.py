@@ -170,7 +170,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "index of tail packs": Kind(
         LAYOUT.tail_index_key(1),
-        lambda store: write_tail_index(store, LAYOUT, 1, 3, (1, 3), StoredTailIndex()),
+        lambda store: write_tail_index(store, LAYOUT, 1, (1, 3), (2,), StoredTailIndex()),
         lambda store: read_tail_index(store, LAYOUT, 1),
     ),
     "lease": Kind("lease", _put("lease", b'{"version": 1}'), _take_lease),

@@ -9,11 +9,16 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from sidetier import TieredConsumer
 from sidetier.archive.reader import IsolationLevel
+from sidetier.archive.tail.pack import PackBuilder, claim
+from sidetier.segments.offsets import Offset
 from sidetier.segments.offsets import TopicPartition as Partition
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.command_line import CommandLine
-from tests.harness.tailed_log import TailedLog, mixed_log
+from tests.harness.made_archive import LAYOUT
+from tests.harness.tail_packs import TOPIC_ID, history
+from tests.harness.tailed_log import TailedLog, mixed_log, store_pack
 
 
 @pytest.fixture
@@ -67,6 +72,39 @@ def test_losses_are_findings_with_their_reason(cli: CommandLine, log: TailedLog)
     [row] = cli.json("tail", "status", code=3)["partitions"]
     assert row["gap"] == {"start_offset": 14, "end_offset": 18}
     assert [each["reason"] for each in row["not_used"]] == ["gap"]
+
+
+def test_packs_that_cannot_be_read_are_accepted_by_the_operator(
+    cli: CommandLine, log: TailedLog
+) -> None:
+    end = log.next_offset
+    log.pack(1, 0, (12, end))
+    key = LAYOUT.tail_pack_key(2, 0)
+    log.store.put_object(key, BytesBody(b"damaged"))
+    for words in (["status"], ["promote", "--dry-run"], ["promote"]):
+        assert cli.run("tail", *words) == 3
+        assert f"orders-0: {key} cannot be read, and may show" in cli.out
+    [row] = cli.json("tail", "status", code=3)["partitions"]
+    assert (row["safe_up_to"], row["not_used"][0]["reason"]) == (12, "unread")
+    assert cli.run("consume", "orders", "--with-tail") == 1
+    assert key in cli.err
+    accepted = cli.json("tail", "promote", "--accept-unread", code=3)
+    assert [row["archived_up_to"] for row in accepted["partitions"]] == [end]
+    assert list(accepted["problems"]) == [key]
+
+
+def test_records_that_the_cluster_has_lost_are_findings(cli: CommandLine, log: TailedLog) -> None:
+    """After a power failure: the next leader begins below what was stored."""
+    end = log.next_offset
+    log.pack(1, 0, (12, end))
+    builder = PackBuilder()
+    epochs = history((0, 0), (2, 18))
+    builder.add(claim(log.tp, TOPIC_ID, epochs, Offset(0), Offset(0)))
+    store_pack(log.store, LAYOUT, builder, 1, 1)
+    assert cli.run("tail", "status") == 3
+    assert f"{end - 18} offsets were committed, and the newest leader has lost them" in cli.out
+    [row] = cli.json("tail", "status", code=3)["partitions"]
+    assert (row["stale_offsets"], row["safe_up_to"]) == (end - 18, 18)
 
 
 def test_readers_with_and_without_the_tail(cli: CommandLine, log: TailedLog) -> None:

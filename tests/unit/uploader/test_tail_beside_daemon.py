@@ -3,15 +3,18 @@
 import threading
 
 import pytest
+import structlog
 from prometheus_client import CollectorRegistry
 
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.config.uploader import TailConfig
-from sidetier.segments.offsets import BrokerId, Offset
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.clock import SYSTEM_CLOCK
-from sidetier.uploader.tail.board import TailBoard
+from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.tail.board import SafePartition, TailBoard
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace, ThreadedSender
 from sidetier.uploader.tail.writer import TailWriter
@@ -23,20 +26,17 @@ from tests.harness.tail_writing import OffsetsByHand, merged
 def tail_writer(site: Site, registry: CollectorRegistry) -> TailWriter:
     """A writer whose cycles follow each other at once."""
     source = OffsetsByHand(lambda: site.log_dirs[0].partitions)
-    sender = ThreadedSender(2, SYSTEM_CLOCK.wall)
     cycle = TailCycle(
         source,
         lambda _: TailPlace(site.store, LAYOUT, encrypts=False),
         lambda place: TailInventory(place.store, place.layout),
-        sender,
+        ThreadedSender(SYSTEM_CLOCK.wall),
         BrokerId(1),
         SYSTEM_CLOCK,
         0.05,
     )
     board = TailBoard(TailConfig(interval=1.0, topics=("t",)))
-    return TailWriter(
-        cycle, None, board, sender, (source,), 0.05, 600.0, SYSTEM_CLOCK, Metrics(registry)
-    )
+    return TailWriter(cycle, None, board, (source,), 0.05, 600.0, SYSTEM_CLOCK, Metrics(registry))
 
 
 @pytest.fixture
@@ -90,6 +90,34 @@ def test_the_tail_follows_leaders_archive_and_topics(
         assert unselected is not None
         assert unselected.safe_to is None
     assert not [thread for thread in threading.enumerate() if thread.name == "tail"]
+
+
+def test_records_may_be_waiting_while_a_cycle_takes_long(
+    site: Site, log_dir: LogDir, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = log_dir.create("t", 3)
+    writer = tail_writer(site, registry)
+    writer._safe = {log.tp: SafePartition(Offset(5), -1, None, None)}
+    assert writer.safe[log.tp].waiting_since_ms is None
+    ended = writer._ended
+    monkeypatch.setattr(writer, "_now", lambda: ended + 60)
+    since_ms = writer.safe[log.tp].waiting_since_ms
+    assert since_ms is not None
+    assert SYSTEM_CLOCK.wall() - since_ms / 1000 == pytest.approx(60, abs=5)
+
+
+def test_a_broker_without_topic_ids_is_named_once(log: PartitionLog) -> None:
+    board = TailBoard(TailConfig(interval=1.0))
+    partition = Partition(log.tp, LeaderEpoch(0))
+    partition.note_tail(stored=True)
+    partition.directory = str(log.path)
+    with structlog.testing.capture_logs() as logs:
+        board.note(partition)
+        assert not logs  # the archive is not known yet
+        partition.archive = ArchiveState(next_offset=Offset(0))
+        board.note(partition)
+        board.note(partition)
+    assert [each["event"] for each in logs] == ["tail.no_topic_id"]
 
 
 @pytest.mark.usefixtures("tail")

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from sidetier.archive.errors import TailMovedError, UnreadTailError
 from sidetier.archive.objects.tail_index import (
     StoredTailIndex,
     TailIndex,
@@ -113,27 +114,30 @@ def test_each_pack_is_read_once_for_many_partitions() -> None:
     assert store.count("stream") == 4
 
 
-def test_packs_are_live_by_the_index_or_by_their_number() -> None:
+def test_packs_are_live_that_the_index_does_not_drop() -> None:
     store = FakeStorage()
     for number in range(1, 6):
         _store(store, 1, number, (number * 2, number * 2 + 2))
-    index = write_tail_index(store, LAYOUT, 1, 4, (2, 4), StoredTailIndex())
+    index = write_tail_index(store, LAYOUT, 1, (2, 4), (1, 3), StoredTailIndex())
     inventory = TailInventory(store, LAYOUT)
     assert [pack.number for pack in inventory.packs(BrokerId(1))] == [2, 4, 5]
+    # Whatever its number: cleaning has not seen it.
+    _store(store, 1, 0, (0, 2))
+    assert [pack.number for pack in inventory.packs(BrokerId(1))] == [0, 2, 4, 5]
     assert read_tail_index(store, LAYOUT, 1) == index
     assert index.index is not None
     assert index.index.generation == 1
-    again = write_tail_index(store, LAYOUT, 1, 5, (5,), index)
+    again = write_tail_index(store, LAYOUT, 1, (5,), (), index)
     assert again.index is not None
     assert again.index.generation == 2
     with pytest.raises(PreconditionFailedError):
-        write_tail_index(store, LAYOUT, 1, 6, (), index)
-    with pytest.raises(ValueError, match="would fall"):
-        write_tail_index(store, LAYOUT, 1, 4, (), again)
+        write_tail_index(store, LAYOUT, 1, (), (), index)
     with pytest.raises(ValueError, match="ascend"):
-        write_tail_index(store, LAYOUT, 1, 6, (5, 5), again)
+        write_tail_index(store, LAYOUT, 1, (5, 5), (), again)
+    with pytest.raises(ValueError, match="kept and dropped"):
+        write_tail_index(store, LAYOUT, 1, (4, 5), (5,), again)
     with pytest.raises(ValueError, match="from 0 to"):
-        TailIndex(1, (2,), 1, "n")
+        TailIndex((), (-1,), 1, "n")
 
 
 def test_an_index_whose_answer_was_lost_is_written_once() -> None:
@@ -142,11 +146,11 @@ def test_an_index_whose_answer_was_lost_is_written_once() -> None:
     _store(store, 1, 1, (0, 2))
     store.fail("put", StoreTimeoutError("lost"), key=key, after=True)
     with pytest.raises(StoreTimeoutError):
-        write_tail_index(store, LAYOUT, 1, 1, (1,), StoredTailIndex())
+        write_tail_index(store, LAYOUT, 1, (1,), (), StoredTailIndex())
     stored = read_tail_index(store, LAYOUT, 1)
     # The retry layer repeats the same put, and gets a refusal for its own success.
     store.fail("put", PreconditionFailedError("refused"), key=key, after=True)
-    again = write_tail_index(store, LAYOUT, 1, 1, (1,), stored)
+    again = write_tail_index(store, LAYOUT, 1, (1,), (), stored)
     assert again == read_tail_index(store, LAYOUT, 1)
 
 
@@ -157,7 +161,7 @@ def test_a_reader_lists_again_when_cleaning_deletes_a_pack() -> None:
 
     def clean() -> None:
         _store(store, 1, 3, (0, 4))
-        write_tail_index(store, LAYOUT, 1, 3, (2, 3), StoredTailIndex())
+        write_tail_index(store, LAYOUT, 1, (2, 3), (1,), StoredTailIndex())
         store.delete_object(first)
 
     store.race("stream", clean, key=first)
@@ -178,17 +182,87 @@ def test_a_reader_goes_on_when_a_pack_is_deleted_while_it_reads_bytes() -> None:
         store.delete_object(second)
 
     store.race("stream", clean, key=second)
-    offsets = [batch.header.base_offset for batch in read_partition(inventory, TP, NOTHING)]
+    offsets = [batch.header.base_offset for batch in read_partition(inventory, TP, lambda: NOTHING)]
     assert offsets == [0, 2, 4, 6]
+
+
+def test_a_reader_is_not_behind_the_archive_and_hears_when_the_tail_moves() -> None:
+    """Cleaning drops rows as soon as they are archived."""
+    store = FakeStorage()
+    for number in range(6):
+        _store(store, 1, number, (number * 4, number * 4 + 4))
+    inventory = TailInventory(store, LAYOUT)
+    ends = iter([0, 16, 16])
+
+    def clean_up_to(end: int) -> None:
+        before = read_tail_index(store, LAYOUT, 1)
+        write_tail_index(store, LAYOUT, 1, range(end // 4, 6), range(end // 4), before)
+        for number in range(end // 4):
+            store.delete_objects([LAYOUT.tail_pack_key(1, number)])
+
+    def archived() -> ArchivedPart:
+        return ArchivedPart(Offset(next(ends)), OLD, TOPIC_ID)
+
+    reading = read_partition(inventory, TP, archived)
+    assert [next(reading).header.next_offset for _ in range(2)] == [2, 4]
+    clean_up_to(16)  # the second and the third pack are gone when they are read
+    got = []
+    with pytest.raises(
+        TailMovedError, match=r"from \d+ up to 24, and has \[16, 24\) now"
+    ) as caught:
+        got += [batch.header.next_offset for batch in reading]
+    assert caught.value.retry
+    assert got == [6, 8, 10, 12, 14, 16][: len(got)]
+    # A caller that has read the archive up to 8 hears that the tail begins at 16 now.
+    with pytest.raises(TailMovedError):
+        next(read_partition(inventory, TP, archived, Offset(8)))
+    # The archive is asked once the packs were read: cleaning in between leaves no gap.
+    ends = iter([20])
+
+    def cleaned_before() -> ArchivedPart:
+        return archived()
+
+    clean_up_to(20)
+    offsets = [b.header.next_offset for b in read_partition(inventory, TP, cleaned_before)]
+    assert offsets == [22, 24]
+
+
+def test_rows_of_some_partitions_are_read_from_new_packs_and_those_that_have_them() -> None:
+    """Each takeover reads the packs of all brokers."""
+    store = FakeStorage()
+    moved, others = TopicPartition("moved", 0), list(partitions(20))
+
+    def pack(broker: int, number: int, *tps: TopicPartition) -> None:
+        made = MadePack()
+        for tp in tps:
+            made.range(OLD, number * 2, number * 2 + 2, tp=tp)
+        made.store(store, broker, number)
+
+    for broker in range(4):
+        for number in range(10):
+            pack(broker, number, *others, *([moved] if (broker, number) == (2, 3) else []))
+    inventory = TailInventory(store, LAYOUT, max_cached_rows=0)
+    first = inventory.read(partitions=[TopicPartition("another", 1)])
+    assert (first.footers, first.rows) == (40, {})
+    pack(3, 10, *others)
+    store.requests.clear()
+    contents = inventory.read(partitions=[moved])
+    assert [(row.pack.broker, row.pack.number) for row in contents.rows[moved] if row.pack] == [
+        (2, 3)
+    ]
+    assert contents.footers == store.count("stream") == 2
+    # Bounded: what is not remembered is read again.
+    small = TailInventory(store, LAYOUT, max_cached_rows=0, max_known_partitions=30)
+    assert [small.read(partitions=[moved]).footers for _ in range(2)] == [41, 41]
 
 
 def test_a_pack_that_is_gone_for_ever_is_a_problem() -> None:
     store = FakeStorage()
     _store(store, 1, 1, (0, 4))
-    write_tail_index(store, LAYOUT, 1, 2, (1, 2), StoredTailIndex())
+    write_tail_index(store, LAYOUT, 1, (1, 2), (), StoredTailIndex())
     contents = TailInventory(store, LAYOUT).read()
     missing = LAYOUT.tail_pack_key(1, 2)
-    assert list(contents.problems) == [missing]
+    assert list(contents.problems) == [missing] == [pack.key for pack in contents.unread]
     assert "names this pack" in contents.problems[missing]
     store.fail("stream", ObjectNotFoundError("gone"), times=None)
     assert set(TailInventory(store, LAYOUT).read().problems) == {
@@ -203,7 +277,7 @@ def test_one_damaged_object_does_not_hide_the_others() -> None:
     _store(store, 1, 2, (4, 8))
     store.overwrite(damaged, store.contents()[damaged][:-1] + b"\x07")
     store.overwrite(
-        _put(store, LAYOUT.tail_index_key(1)), b'{"version": 1, "packs": [3, 2], "through": 3}'
+        _put(store, LAYOUT.tail_index_key(1)), b'{"version": 1, "packs": [3, 2], "dropped": []}'
     )
     contents = TailInventory(store, LAYOUT).read()
     assert [pack.number for pack in contents.packs] == [2]
@@ -212,7 +286,26 @@ def test_one_damaged_object_does_not_hide_the_others() -> None:
     with pytest.raises(MalformedObjectError):
         TailInventory(store, LAYOUT).packs(BrokerId(1))
     tail = contents.merged(TP, ArchivedPart(Offset(0), topic_id=TOPIC_ID))
-    assert (tail.end, tail.gap) == (0, (0, 4))
+    # A later pack of the same leader shows that the damaged one has no claim of a later one.
+    assert (tail.end, tail.gap, tail.unread) == (0, (0, 4), None)
+
+
+def test_a_reader_hears_of_a_damaged_pack_that_may_have_a_claim() -> None:
+    store = FakeStorage()
+    _store(store, 1, 1, (0, 6), (6, 12))
+    made = MadePack()
+    made.claim(NEW)
+    key = made.store(store, 2, 1)
+    archived = ArchivedPart(Offset(0), OLD, TOPIC_ID)
+    inventory = TailInventory(store, LAYOUT)
+    assert _read(store, archived)[-1] == (4, 6)
+    store.overwrite(key, store.contents()[key][:-1])
+    with pytest.raises(UnreadTailError, match=f"{key} cannot be read, and may show"):
+        next(read_partition(inventory, TP, lambda: archived))
+    write_tail_index(store, LAYOUT, 2, (1,), (), StoredTailIndex())
+    store.delete_object(key)
+    with pytest.raises(UnreadTailError, match=f"{key} cannot be read, and may show"):
+        next(read_partition(inventory, TP, lambda: archived))
 
 
 def _put(store: FakeStorage, key: str) -> str:
@@ -229,7 +322,7 @@ def test_a_pack_with_a_large_index_takes_two_requests() -> None:
     made.range(OLD, 0, 2)
     made.store(store, 1, 1)
     store.requests.clear()
-    contents = TailInventory(store, LAYOUT).read(wanted=lambda row: row.tp == TP)
+    contents = TailInventory(store, LAYOUT).read(partitions=[TP])
     assert (store.count("stream"), list(contents.rows)) == (2, [TP])
 
 
@@ -280,6 +373,7 @@ def test_encrypted_packs_are_read_by_ranges() -> None:
     assert len(list(read_tail(store, contents.merged(TP, NOTHING)))) == 2000
     # A process without keys learns from the metadata that a pack is encrypted.
     unreadable = TailInventory(without_keys(plain), LAYOUT).read()
+    assert unreadable.unread == ()  # it reads other topics
     assert [pack.number for pack in unreadable.packs] == [2]
     assert "key 'k1', which is not configured" in unreadable.problems[key]
 

@@ -1,10 +1,12 @@
 """The merge rule of tail packs: the cases that decide it. The model tests it at large."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
 from sidetier.archive.tail.merge import (
+    ZOMBIE_MS,
     ArchivedPart,
     MergedTail,
     PackedRow,
@@ -142,15 +144,23 @@ def test_the_archive_wins_and_its_epochs_count() -> None:
     assert merge(_archived(90, old), rows).slices == ()
     # A later leader has archived offsets 50 to 60: what epoch 1 has above is stale.
     merged = merge(_archived(60, new), rows)
-    assert (merged.end, _left_out(merged, Reason.STALE)) == (60, [(1, 60, 90)])
-    assert merged.needed() == []
+    assert (merged.end, sorted(_left_out(merged, Reason.STALE))) == (60, [(1, 50, 60), (1, 60, 90)])
+    assert _left_out(merged, Reason.ARCHIVED) == [(1, 0, 50)]
+    # The cluster has lost what it had acknowledged: no other object has these records.
+    assert _numbers(merged.needed()) == [1]
 
 
 def test_nothing_is_joined_to_an_archive_that_has_diverged() -> None:
     archived, local = history((1, 0), (2, 80)), history((1, 0), (3, 50))
     rows = [_claim(1, local), _range(2, local, 100, 120)]
+    rows.append(_range(3, local, 60, 100))
     merged = merge(_archived(100, archived), rows)
-    assert (merged.slices, _left_out(merged, Reason.DIVERGED)) == ((), [(2, 100, 120)])
+    # Nor is a record archived that the archive has of another leader epoch.
+    assert (merged.slices, _left_out(merged, Reason.DIVERGED)) == (
+        (),
+        [(3, 60, 80), (3, 80, 100), (2, 100, 120)],
+    )
+    assert _numbers(merged.needed()) == [1, 2, 3]
     assert "offset 99 of leader epoch 2" in merged.left_out[-1].text
     # Behind a gap there is no record to compare.
     gap = OffsetRange(Offset(40), Offset(100))
@@ -164,11 +174,14 @@ def test_other_topics_of_the_same_name() -> None:
     merged = merge(_archived(0, epochs), [mine, other])
     assert (merged.end, _left_out(merged, Reason.TOPIC_ID)) == (5, [(2, 5, 9)])
     assert _numbers(merged.needed()) == [1, 2]
-    # Without an archive, the rows must agree, or the caller must know the id.
+    # Without an archive, the topic is the one of which records were stored last: the number, the
+    # time and copies by cleaning in the packs of the deleted topic.
     assert merge(ArchivedPart(), [other]).topic_id == OTHER_ID
     assert merge(ArchivedPart(topic_id=TOPIC_ID), [mine, other]).end == 5
-    with pytest.raises(ArchiveConflictError, match=rf"{TOPIC_ID} \(packs/1\), {OTHER_ID}"):
-        merge(ArchivedPart(), [mine, other])
+    for rows in ([mine, other], [other, mine]):
+        assert merge(ArchivedPart(), rows).topic_id == OTHER_ID
+        copied = PackedRow(_pack(9), mine.row._replace(first_stored_ms=1))
+        assert merge(ArchivedPart(), [*rows, copied]).topic_id == OTHER_ID
 
 
 def test_a_history_that_retention_has_cut_proves_nothing_below() -> None:
@@ -210,3 +223,62 @@ def test_last_stable_offset_and_log_start() -> None:
     assert (merged.last_stable, merged.log_start, merged.newest_ms) == (12, 4, 99)
     undecided = row._replace(open=(), last_stable=Offset(3))
     assert merge(_archived(0), [PackedRow(source.pack, undecided)]).last_stable == 3
+
+
+def _at(source: PackedRow, broker: int, stored_ms: int) -> PackedRow:
+    pack = source.pack
+    assert pack is not None
+    return PackedRow(replace(pack, broker=BrokerId(broker), modified_ms=stored_ms), source.row)
+
+
+def test_a_pack_that_cannot_be_read_may_have_a_claim() -> None:
+    """Without the claim of epoch 5 in it, records that epoch 5 has discarded would be returned."""
+    old, new = history((3, 0)), history((3, 0), (5, 50))
+    rows = [_at(_range(1, old, 0, 100), 1, 1000)]
+    assert merge(_archived(0, old), rows).end == 100
+    unread = _at(_claim(4, new), 2, 2000).pack
+    assert unread is not None
+    merged = merge(_archived(0, old), rows, [unread])
+    assert (merged.slices, merged.end) == ((), 0)
+    assert _left_out(merged, Reason.UNREAD) == [(1, 0, 100)]
+    assert "packs/4 cannot be read, and may show that the leader" in (merged.unread or "")
+    assert _numbers(merged.needed()) == [1]
+    # Rows that its newest leader has stored since, in the same sequence of packs ...
+    later = _at(_range(5, new, 50, 60), 2, 2001)
+    merged = merge(_archived(0, old), [*rows, later], [unread])
+    # ... show that it leads; not what its log has below.
+    assert merged.end == 0
+    assert "packs/4 cannot be read, and may show what" in (merged.unread or "")
+    assert _left_out(merged, Reason.UNPROVEN) == [(1, 0, 50)]
+    later = _at(_claim(5, new), 2, 2001)
+    assert merge(_archived(0, old), [*rows, later], [unread]).end == 50
+    # ... or of another broker, so much later that a replaced leader would know.
+    for stored_ms, end in ((2000 + ZOMBIE_MS, 0), (2001 + ZOMBIE_MS, 100)):
+        more = _at(_range(6, old, 90, 100), 1, stored_ms)
+        assert merge(_archived(0, old), [*rows, more], [unread]).end == end
+        copy = PackedRow(more.pack, more.row._replace(first_stored_ms=1500))
+        assert merge(_archived(0, old), [*rows, copy], [unread]).end == 0
+        copy = PackedRow(unread, more.row._replace(first_stored_ms=stored_ms))
+        assert merge(_archived(0, old), [*rows, copy], [unread]).end == end
+    # Without records there is nothing to withhold.
+    assert merge(_archived(100, old), rows, [unread]).unread is None
+
+
+def test_epochs_of_a_gap_are_not_archived() -> None:
+    """Retention had deleted their records, so nothing has shown that a later leader has others."""
+    archived = history((11, 0), (13, 2), (17, 6), (19, 9))
+    gap = OffsetRange(Offset(0), Offset(9))
+    claims = [_claim(1, history((11, 0), (13, 2), (19, 3)))]
+    ranges = [_range(2, history((19, 3)), 11, 14)]
+    assert merge(_archived(11, archived, gap), [*claims, *ranges]).end == 14
+
+
+def test_a_tail_is_not_joined_where_an_unread_pack_may_show_a_divergence() -> None:
+    """The newest leader has stored a range since, which does not show what it has below."""
+    archived, local = history((8, 2), (14, 5)), history((10, 2), (19, 7))
+    unread = _at(_claim(1, local), 1, 1000).pack
+    assert unread is not None
+    later = _at(_range(2, local, 7, 8), 1, 2000)
+    merged = merge(_archived(7, archived), [later], [unread])
+    assert merged.end == 7
+    assert "packs/1 cannot be read" in (merged.unread or "")

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from sidetier.archive.tail import pack as format_of_packs
 from sidetier.archive.tail.pack import (
     FOOTER_BYTES,
+    MAX_INDEX_BYTES,
+    MAX_ROWS,
     PackBuilder,
     TailRow,
     claim,
@@ -26,7 +28,7 @@ from sidetier.segments.errors import ChecksumMismatchError, MalformedObjectError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.producer_snapshot import OpenTransaction
 from sidetier.segments.txn_index import AbortedTxn
-from tests.harness.tail_packs import TOPIC_ID, TP, MadePack, history, log
+from tests.harness.tail_packs import TOPIC_ID, TP, MadePack, history, log, partitions
 
 KEY = "_sidetier/prod/tail/1/packs/00000000000000000007"
 EPOCHS = history((0, 0), (2, 4), (5, 100))
@@ -128,11 +130,15 @@ def _damaged() -> dict[str, tuple[bytes, str]]:
         "cut at the end": (data[:-1], "magic"),
         "cut at the beginning": (data[1:], "position and length"),
         "with more bytes": (b"x" + data, "position and length"),
-        "another byte in the index": (data[:-30] + b"\0" + data[-29:], "crc32c"),
+        "another byte in the index": (
+            data[:-30] + bytes([data[-30] ^ 1]) + data[-29:],
+            "crc32c",
+        ),
         "another number of rows": (data[:-5] + b"\x09" + data[-4:], "crc32c"),
         "an empty index": (_made_up(b"", 1), "topics: the index is cut"),
         "topics that are cut": (_made_up(b"\0\0\xff\xff\5ab", 1), "topics: the one with number 0"),
-        "more rows than bytes": (_made_up(index, 1 << 30), "rows: .* do not fit"),
+        "more rows than bytes": (_made_up(index, MAX_ROWS), "rows: .* do not fit"),
+        "more rows than a pack may have": (_made_up(index, MAX_ROWS + 1), "100001 rows"),
         "no rows": (_made_up(bytes(4), 0), "rows: there are none"),
         "a number that is cut": (_made_up(index + b"\0", rows), "cut within a number"),
         "fewer bytes than the rows have": (_reindexed(index, rows, 0), "size: the rows have"),
@@ -151,6 +157,30 @@ def test_an_index_is_not_decompressed_without_bound(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(format_of_packs, "MAX_INDEX_BYTES", 10_000)
     with pytest.raises(MalformedObjectError, match=f"{KEY}: index: .* more than 10000 bytes"):
         decode_pack(data, KEY)
+
+
+def test_an_index_is_not_fetched_without_bound() -> None:
+    """A footer needs no bytes behind its length: the limit is compared before they are read."""
+    fields = (0, MAX_INDEX_BYTES + 1, 0, 1, b"STP", 1)
+    size = MAX_INDEX_BYTES + 1 + FOOTER_BYTES
+    with pytest.raises(MalformedObjectError, match=f"1 rows and {MAX_INDEX_BYTES + 1} bytes"):
+        decode_footer(struct.pack(">QIII3sB", *fields), size, KEY)
+
+
+def test_rows_of_chosen_partitions_are_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = MadePack()
+    tps = list(partitions(60))
+    for tp in [*tps, tps[3]]:
+        made.range(EPOCHS, 0, 4, tp=tp)
+    data = _bytes(made.builder)
+    footer = decode_footer(data, len(data), KEY)
+    packed = data[footer.position : -FOOTER_BYTES]
+    built: list[TailRow] = []
+    monkeypatch.setattr(format_of_packs, "_problem", built.append)
+    found = decode_index(packed, footer, KEY, {tps[3], TP})
+    assert found.partitions == set(tps)
+    assert list(found.rows) == [row for row in made.builder.rows if row.tp == tps[3]]
+    assert len(built) == 2
 
 
 _RIGHT = TailRow(
@@ -172,6 +202,7 @@ _RIGHT = TailRow(
         ({"log_start": Offset(-1)}, "log_start"),
         ({"last_stable": Offset(-1)}, "last_stable"),
         ({"max_timestamp": -2}, "max_timestamp"),
+        ({"first_stored_ms": -1}, "first_stored_ms"),
         ({"epochs": history()}, "epochs"),
         ({"epochs": history((3, 0), (2, 4))}, "epochs"),
         ({"epochs": history((2, 4), (3, 1))}, "epochs"),

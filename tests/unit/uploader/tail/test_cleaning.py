@@ -1,56 +1,100 @@
 """Cleaning of tail packs: what is dropped, what is written again, and kills between the writes."""
 
-from collections.abc import Callable, Mapping
+import gc
 from contextlib import suppress
+from itertools import count, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
+import structlog
 
+from sidetier.archive.objects.quarantine import MoveKind, read_plan
 from sidetier.archive.objects.tail_index import read_tail_index
 from sidetier.archive.tail.inventory import TailInventory
-from sidetier.archive.tail.merge import ArchivedPart
-from sidetier.segments.errors import StorageError, StoreUnavailableError
+from sidetier.archive.tail.merge import ArchivedPart, PackRef, Reason
+from sidetier.archive.tail.pack import TailRow
+from sidetier.archive.tail.read import read_rows
+from sidetier.segments.errors import (
+    ConfigurationError,
+    StorageError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader.tail.cleaning import TailCleaner
-from sidetier.uploader.tail.packs import TailPlace
-from sidetier.wire.log_offsets import OffsetKind
+from sidetier.uploader.archive.unresolved import read_unresolved
+from sidetier.uploader.tail.board import TailPartition
+from sidetier.uploader.tail.cleaning import (
+    MAX_ROW_BYTES,
+    ArchivedOf,
+    PackUse,
+    TailCleaner,
+    plan_cleaning,
+)
+from sidetier.uploader.tail.cycle import TailCycle
+from sidetier.uploader.tail.packs import TailPlace, store_pack
 from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import PartitionLog
+from tests.harness.tail_packs import history
 from tests.harness.tail_writing import (
     TailSite,
+    archived_epochs,
+    log_bytes,
     merged,
     replicate,
     tail_bytes,
     transactional,
 )
 
+if TYPE_CHECKING:
+    from sidetier.storage.port import RemoteStorage
+
 KEYS = LAYOUT.tail_packs_prefix(1)
 
 
 def cleaner(
-    site: TailSite, archived: Mapping[TopicPartition, ArchivedPart | None] | None = None
+    site: TailSite,
+    archived_of: ArchivedOf = lambda _: None,
+    inventory: TailInventory | None = None,
 ) -> TailCleaner:
     return TailCleaner(
-        site.source,
         site.cycle.stores,
-        lambda numbers: TailInventory(numbers.store, numbers.layout),
+        lambda numbers: inventory or TailInventory(numbers.store, numbers.layout),
         lambda _: TailPlace(site.store, LAYOUT, encrypts=False),
-        (archived or {}).get,
+        archived_of,
         site.broker,
         site.time.clock,
     )
 
 
-def clean(site: TailSite, by: TailCleaner | None = None) -> TailCleaner:
-    """Clean once the packs are old enough."""
+def clean(
+    site: TailSite,
+    by: TailCleaner | None = None,
+    led: dict[TopicPartition, TailPartition] | None = None,
+) -> TailCleaner:
     by = by or cleaner(site)
+    by.run(site.led() if led is None else led)
     site.time.now += 600
-    by.run(site.led())
     return by
 
 
+def archived(log: PartitionLog, end: int | None = None) -> ArchivedPart:
+    """What an archive that has a log up to an offset, or the end, shows."""
+    end = log.log_end if end is None else end
+    return ArchivedPart(Offset(end), archived_epochs(log, end), log.topic_id)
+
+
 def live(store: FakeStorage) -> list[int]:
-    return [pack.number for pack in TailInventory(store, LAYOUT).packs(BrokerId(1))]
+    """The live packs, counted from 0 in order of their creation."""
+    created = sorted({each.key for each in store.requests if each.key.startswith(KEYS)} - {KEYS})
+    return [created.index(pack.key) for pack in TailInventory(store, LAYOUT).packs(BrokerId(1))]
+
+
+def key_of(store: FakeStorage, number: int) -> str:
+    """The key of a stored pack, counted from 0."""
+    return [each.key for each in store.list_objects(KEYS)][number]
 
 
 def busy_and_slow(site: TailSite) -> tuple[PartitionLog, PartitionLog]:
@@ -72,38 +116,41 @@ def test_packs_without_a_needed_row_are_dropped_and_deleted_an_hour_later(
         site.run()
     site.archive_ends[log.tp] = 25
     by = clean(site)
-    # The first pack has the claim.
-    assert live(store) == [0, 5]
+    # The first pack has the claim, which the archive shows now.
+    assert live(store) == [5]
     assert len(list(store.list_objects(KEYS))) == 6
     assert merged(store, log, 25).end == 30
-    site.time.now += 3000
+    site.time.now += 2390
     by.run(site.led())
     assert len(list(store.list_objects(KEYS))) == 6
-    site.time.now += 601
+    site.time.now += 611
     by.run(site.led())
-    assert len(list(store.list_objects(KEYS))) == 2
-    assert by.totals.deleted_packs == 4
-    assert by.totals.live_packs == 2
+    assert len(list(store.list_objects(KEYS))) == 1
+    assert by.totals.deleted_packs == 5
+    assert by.totals.live_packs == 1
     site.restart()
     log.append(5)
     site.run()
-    assert live(store) == [0, 5, 6]
+    assert live(store) == [5, 6]
     assert merged(store, log, 25).end == 35
 
 
 def test_new_packs_are_live_also_after_all_were_deleted(site: TailSite, store: FakeStorage) -> None:
-    """Their numbers are above those that the index excludes."""
     log = site.log_dir.create("t", 0)
     for _ in range(3):
         log.append(5)
         site.run()
-    by = cleaner(site, {log.tp: ArchivedPart(Offset(99), topic_id="B" * 21 + "A")})
+    by = cleaner(site)
     log.delete_topic()
     site.log_dir.partitions[log.tp] = new = PartitionLog(log.path, log.tp, 0, 0, "B" * 21 + "A")
     clean(site, by)
     site.time.now += 4000
     by.run(site.led())
     assert not list(store.list_objects(KEYS))
+    by.run(site.led())
+    index = read_tail_index(store, LAYOUT, 1).index
+    assert index is not None
+    assert (index.packs, index.dropped) == ((), ())
     site.restart()
     new.append(5)
     site.run()
@@ -111,37 +158,25 @@ def test_new_packs_are_live_also_after_all_were_deleted(site: TailSite, store: F
     assert merged(store, new).end == 5
 
 
-def test_young_packs_are_left_alone(site: TailSite, store: FakeStorage) -> None:
-    log = site.log_dir.create("t", 0)
-    log.append(5)
-    site.run()
-    log.append(5)
-    site.run()
-    site.archive_ends[log.tp] = 10
-    cleaner(site).run(site.led())
-    assert live(store) == [0, 1]
-    assert read_tail_index(store, LAYOUT, 1).index is None
-
-
-def test_packs_of_which_little_is_needed_are_written_again_from_the_disk(
+def test_packs_of_which_little_is_needed_are_copied_and_their_rows_joined(
     site: TailSite, store: FakeStorage
 ) -> None:
     busy, slow = busy_and_slow(site)
     site.archive_ends[busy.tp] = 300
-    gets = len([each for each in store.requests if each.operation in {"get", "stream"}])
     by = clean(site)
-    assert live(store) == [10]
-    reads = [each for each in store.requests if each.operation in {"get", "stream"}][gets:]
-    # The index object, and the ends of the packs.
-    assert len([each for each in reads if each.key.startswith(KEYS)]) == 10
+    [number] = live(store)
+    assert number > 9
     tail = merged(store, slow)
     assert tail_bytes(store, tail) == slow.written[0]
     assert [part[1:] for part in tail.slices] == [(0, 10)]
-    assert merged(store, busy, 300).leader_epoch == 0
+    [row] = [row for row in site.rows() if row.tp == slow.tp and not row.is_claim]
+    # The time of its newest records, and not of the copy.
+    assert row.first_stored_ms == (1_700_000_000 + 1000 + 50) * 1000
     assert by.totals.rewritten_bytes == len(slow.written[0])
-    # The next one has nothing to do.
-    puts = len([each for each in store.requests if each.operation == "put"])
+    # The next one names the new pack, and the one after it has nothing to do.
     by.run(site.led())
+    puts = len([each for each in store.requests if each.operation == "put"])
+    clean(site, by)
     assert len([each for each in store.requests if each.operation == "put"]) == puts
     slow.append(3)
     site.run()
@@ -166,6 +201,8 @@ def test_a_kill_at_any_write_loses_nothing(
         store.fail(operation, StoreUnavailableError("killed"), nth=nth, after=after)
     with suppress(StorageError):
         clean(site, by)
+        by.run(site.led())
+    store._faults.clear()
     assert merged(store, slow).end == 10
     site.restart()
     slow.append(2)
@@ -181,62 +218,6 @@ def test_a_kill_at_any_write_loses_nothing(
     assert len(list(store.list_objects(KEYS))) <= 3
 
 
-def recreated(site: TailSite, log: PartitionLog) -> None:
-    log.delete_topic()
-    site.log_dir.partitions[log.tp] = new = type(log)(log.path, log.tp, 0, 0, "B" * 21 + "A")
-    new.append(300)
-
-
-def cut(_: TailSite, log: PartitionLog) -> None:
-    log.truncate(5)
-    log.lead(3)
-    log.append(300, size=60)
-
-
-@pytest.mark.parametrize("kind", [OffsetKind.HIGH_WATERMARK])
-@pytest.mark.parametrize("act", [recreated, cut])
-def test_what_is_written_again_is_confirmed_like_every_range(
-    site: TailSite,
-    store: FakeStorage,
-    kind: OffsetKind,
-    act: Callable[[TailSite, PartitionLog], None],
-) -> None:
-    busy, slow = busy_and_slow(site)
-    before = bytes(slow.written[0])
-    site.archive_ends[busy.tp] = 300
-    # Between the reading and the second question.
-    site.source.before[kind] = [lambda: None, lambda: act(site, slow)]
-    topic_id = slow.topic_id
-    led = site.led()
-    site.time.now += 600
-    cleaner(site).run(led)
-    tail = (
-        TailInventory(store, LAYOUT)
-        .read()
-        .merged(slow.tp, ArchivedPart(led[slow.tp].archive_end, topic_id=topic_id))
-    )
-    assert tail_bytes(store, tail) == before
-
-
-def test_without_its_own_claim_a_leader_drops_nothing(
-    site: TailSite, other: TailSite, store: FakeStorage
-) -> None:
-    """Its history shows that rows are stale, but no stored row shows it to readers yet."""
-    log = site.log_dir.create("t", 0)
-    log.append(10)
-    site.run()
-    copy = replicate(log, other)
-    copy.lead(1)
-    other.run()
-    log.truncate(5)
-    log.lead(2)
-    clean(site)
-    assert live(store) == [0]
-    site.run()
-    clean(site)
-    assert merged(store, log).end == 5
-
-
 def test_packs_of_former_partitions_go_when_the_archive_has_their_records(
     site: TailSite, store: FakeStorage
 ) -> None:
@@ -244,13 +225,338 @@ def test_packs_of_former_partitions_go_when_the_archive_has_their_records(
     for _ in range(3):
         log.append(5)
         site.run()
-    tp = log.tp
-    site.time.now += 600
-    cleaner(site, {tp: None}).run({})
+    asked: list[TopicPartition] = []
+    found: dict[TopicPartition, ArchivedPart | None] = {log.tp: None}
+
+    def archived_of(tp: TopicPartition) -> ArchivedPart | None:
+        asked.append(tp)
+        return found[tp]
+
+    by = cleaner(site, archived_of)
+    clean(site, by, led={})
     assert live(store) == [0, 1, 2]
-    by = cleaner(site, {tp: ArchivedPart(Offset(log.log_end), topic_id=log.topic_id)})
+    found[log.tp] = archived(log)
     by.run({})
-    assert live(store) == [0]
+    # An archive is asked once an hour.
+    assert (live(store), len(asked)) == ([0, 1, 2], 1)
+    site.time.now += 3000
+    by.run({})
+    assert (live(store), len(asked)) == ([], 2)
+
+
+def test_rows_are_not_archived_where_the_archive_has_diverged(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """A paused sidecar of epoch 4 archives what epoch 5 has discarded. Once that is in
+    quarantine, the records of epoch 5 must be somewhere.
+    """
+    log = site.log_dir.create("t", 0, epoch=3)
+    log.append(50)
+    log.lead(5)
+    site.run()
+    log.append(50)
+    site.run()
+    site.archive_ends[log.tp] = 100
+    site.archived_epochs[log.tp] = history((3, 0), (4, 50))
+    by = clean(site)
+    site.time.now += 4000
+    by.run(site.led())
+    assert merged(store, log, 50, history((3, 0))).end == 100
+
+
+def test_what_the_packs_of_one_broker_show_to_be_stale_another_leader_may_have(
+    site: TailSite, other: TailSite, store: FakeStorage
+) -> None:
+    """Two unclean elections. Broker 1 has lost its records of epoch 4; broker 2 has not, and
+    continues behind them, because the packs of broker 1 have them.
+    """
+    log = site.log_dir.create("t", 0, epoch=3)
+    log.append(50)
+    site.run()
+    log.lead(4)
+    site.run()
+    log.append(50)
+    site.run()
+    copy = replicate(log, other)
+    log.truncate(50)
+    log.lead(5)
+    log.append(10)
+    site.run()
+    copy.lead(6)
+    copy.append(10)
+    other.run()
+    other.run()
+    assert merged(store, copy).end == 110
+    del site.log_dir.partitions[log.tp]
+    none = ArchivedPart(Offset(0), history(), log.topic_id)
+    by = clean(site, cleaner(site, {log.tp: none}.get))
+    site.time.now += 4000
+    by.run({})
+    assert merged(store, copy).end == 110
+
+
+def test_what_only_packs_have_after_a_power_failure_is_kept_and_counted(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """The log comes back without acknowledged records, also once other records have their
+    offsets and are archived.
+    """
+    log = site.log_dir.create("t", 0, epoch=4)
+    log.append(60)
+    site.run()
+    log.append(40)
+    site.run()
+    lost = log.written[0]
+    log.truncate(60)
+    log.lead(6)
+    site.restart()
+    log.append(5)
+    site.run()
+    by = cleaner(site)
+    with structlog.testing.capture_logs() as logs:
+        clean(site, by)
+    assert by.totals.stale_offsets == 40
+    [entry] = [each for each in logs if each["event"] == "tail.kept"]
+    assert entry["what"] == "t-0, leader epoch 4"
+    assert "lost committed records from offset 60 on" in entry["reason"]
+    log.append(100)
+    log.roll()
+    site.archive_ends[log.tp] = log.log_end
+    clean(site, by)
+    assert by.totals.stale_offsets == 40
+    [row] = site.rows()
+    contents = TailInventory(store, LAYOUT).read()
+    [(_, data)] = read_rows(store, contents.rows[log.tp])
+    assert (row.start, row.end) == (60, 100)
+    assert lost.endswith(data)
+    # Readers see why they are not in the tail.
+    tail = contents.merged(log.tp, archived(log))
+    assert [(out.reason, *out.offsets) for out in tail.left_out] == [(Reason.STALE, 60, 100)]
+    # An hour later, they are in quarantine, as archived records would be; and then in no pack.
+    folder = LAYOUT.quarantine_prefix(log.tp) + f"{60:020d}-epoch-6/"
+    site.time.now += 2999
+    by.run(site.led())
+    assert not list(store.list_objects(folder))
+    store.fail("put", StoreUnavailableError("killed"), nth=2)
+    site.time.now += 1
+    by.run(site.led())
+    assert [row.key for row in store.list_objects(folder)] == [folder + "plan.json"]
+    by.run(site.led())
+    assert store.contents()[folder + f"{60:020d}.log"] == data
+    plan = read_plan(store, folder)
+    assert plan is not None
+    assert (plan.kind, plan.next_offset) == (MoveKind.QUARANTINE, 60)
+    assert read_unresolved(store, LAYOUT, [log.tp]).quarantines == {log.tp: 1}
+    assert by.totals.stale_offsets == 40
+    by.run(site.led())
+    assert (by.totals.stale_offsets, live(store)) == (0, [])
+
+
+def test_records_in_a_gap_of_the_archive_are_not_replaced(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """Retention has deleted them before they were archived: the archive has no others."""
+    log = site.log_dir.create("t", 0, epoch=4)
+    log.append(60)
+    site.run()
+    log.lead(5)
+    site.run()
+    log.append(40)
+    site.run()
+    log.start_at(100)
+    log.append(10)
+    site.archive_ends[log.tp] = 110
+    # Nothing shows that the archive has no record below 100, but the gap does.
+    site.archived_epochs[log.tp] = history((4, 0), (5, 100))
+    by = clean(site)
+    assert by.totals.stale_offsets == 40
+    store.put_object(LAYOUT.gap_key(log.tp, Offset(60), Offset(100)), BytesBody(b"{}"))
+    clean(site, by)
+    assert by.totals.stale_offsets == 0
+    assert live(store) == []
+
+
+def test_quiet_partitions_have_few_packs(site: TailSite, store: FakeStorage) -> None:
+    """A week of a pack every 5 s would be 120,960 packs of some hundred bytes."""
+    logs = [site.log_dir.create("t", number) for number in range(3)]
+    by = cleaner(site)
+    most, sent = 0, 0
+    for _ in range(36):
+        for _ in range(20):
+            for log in logs:
+                log.append(1)
+            site.run()
+            sent += 1
+        site.time.now += 500
+        by.run(site.led())
+        most = max(most, by.totals.live_packs)
+    assert sent == 720
+    # Those since the last but one cleaning, and up to eight of each size.
+    assert most <= 3 * 20 + 3 * 8
+    for log in logs:
+        tail = merged(store, log)
+        assert tail.end == 720
+        assert tail_bytes(store, tail) == log_bytes(log)
+        # The rows of packs that follow each other are one row.
+        assert len(tail.slices) <= 2 * 20 + 1
+    site.time.now += 3600
+    by.run(site.led())
+    assert site.packs() <= 2 * most
+
+
+def test_a_week_of_packs_that_are_all_needed() -> None:
+    """Every 5 s, 20 kB of 200 partitions: the plans of 1,008 cleanings."""
+    sizes: dict[int, tuple[int, int]] = {}
+    numbers = count()
+    settled, most, written = -1, 0, 0
+    for _ in range(7 * 144):
+        highest = 0
+        for highest in islice(numbers, 120):
+            sizes[highest] = 20_000, 200
+        uses = [_use(number, *sizes[number]) for number in sizes if number <= settled]
+        plan = plan_cleaning(uses)
+        assert not plan.drop
+        assert len(plan.keep) + sum(map(len, plan.copy)) == len(uses)
+        for batch in plan.copy:
+            for use in batch:
+                del sizes[use.pack.number]
+            size = sum(use.size for use in batch)
+            highest = next(numbers)
+            sizes[highest] = size, max(200, size // MAX_ROW_BYTES)
+            written += size
+        settled, most = highest, max(most, len(sizes))
+    assert most < 300
+    assert sum(size for size, _ in sizes.values()) == 7 * 17_280 * 20_000
+    # Each byte is copied about twice.
+    assert written < 3 * 7 * 17_280 * 20_000
+
+
+def _use(number: int, size: int, rows: int) -> PackUse:
+    pack = PackRef(BrokerId(1), number, str(number), "etag", size, 0)
+    return PackUse(pack, size, size, rows, b"")
+
+
+def test_a_pack_that_is_stored_twice_is_needed_once(site: TailSite, store: FakeStorage) -> None:
+    """A store that stores, and answers too late."""
+    log = site.log_dir.create("t", 0)
+    log.append(5)
+    site.run()
+    for _ in range(10):
+        log.append(5)
+        site.sender.held = True
+        site.run()
+        for job in list(site.sender.waiting):
+            assert job.body is not None
+            store_pack(job.numbers, job.body, 0)
+            site.sender.fail(job, StoreTimeoutError("timeout"))
+        site.sender.held = False
+    site.run()
+    by = clean(site)
+    assert by.totals.live_bytes == len(log_bytes(log))
+    assert tail_bytes(store, merged(store, log)) == log_bytes(log)
+
+
+def test_packs_of_a_recreated_topic_can_be_read_and_those_of_the_deleted_one_go(
+    site: TailSite, other: TailSite, store: FakeStorage
+) -> None:
+    """Broker 1 led the deleted topic, and does not lead the new one. No archive yet."""
+    log = site.log_dir.create("t", 0)
+    log.append(20)
+    site.run()
+    del site.log_dir.partitions[log.tp]
+    new = other.log_dir.create("t", 0, topic_id="B" * 21 + "A")
+    new.append(10)
+    other.run()
+    contents = TailInventory(store, LAYOUT).read()
+    tail = contents.merged(log.tp, ArchivedPart())
+    assert (tail.topic_id, tail.end) == (new.topic_id, 10)
+    by = cleaner(site, {log.tp: archived(new)}.get)
+    clean(site, by, led={})
+    site.time.now += 3000
+    by.run({})
+    assert not list(store.list_objects(KEYS))
+
+
+def test_one_damaged_pack_or_unknown_archive_does_not_end_the_cleaning(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """And both show in the totals."""
+    log, refused = site.log_dir.create("t", 0), site.log_dir.create("refused", 0)
+    for _ in range(4):
+        log.append(5)
+        site.run([log.tp])
+    refused.append(5)
+    site.run()
+    damaged = key_of(store, 2)
+    store.overwrite(damaged, store.contents()[damaged][:-1])
+
+    def archived_of(_: TopicPartition) -> ArchivedPart:
+        raise ConfigurationError("refused is in storage.encryption.refuse_plain")
+
+    by = cleaner(site, archived_of)
+    site.archive_ends[log.tp] = 20
+    led = site.led([log.tp])
+    with structlog.testing.capture_logs() as logs:
+        clean(site, by, led)
+    assert live(store) == [2, 4]
+    assert (by.totals.unread_packs, by.totals.unknown_partitions) == (1, 1)
+    assert {each["what"] for each in logs} == {damaged, "refused-0"}
+    assert len(logs) == 2  # not again
+
+
+def test_memory_does_not_grow_with_the_number_of_packs(
+    site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of one pack at a time."""
+    log = site.log_dir.create("t", 0)
+    for _ in range(12):
+        log.append(2)
+        site.run()
+    kept: list[int] = []
+    real = TailInventory.rows
+
+    def rows(self: TailInventory, pack: PackRef) -> tuple[TailRow, ...]:
+        kept.append(sum(isinstance(each, TailRow) for each in gc.get_objects()))
+        return real(self, pack)
+
+    monkeypatch.setattr(TailInventory, "rows", rows)
+    by = cleaner(site, inventory=TailInventory(store, LAYOUT, max_cached_rows=0))
+    by.run(site.led())
+    assert len(kept) == 24  # once more to copy them
+    assert max(kept[:12]) - min(kept[:12]) <= 2
+
+
+def test_a_copy_has_the_bytes_that_were_stored_or_is_not_made(
+    site: TailSite, store: FakeStorage
+) -> None:
+    busy, slow = busy_and_slow(site)
+    site.archive_ends[busy.tp] = 300
+    key = key_of(store, 4)
+    data = bytearray(store.contents()[key])
+    [row] = [
+        r
+        for r in site.rows_of(TailInventory(store, LAYOUT).packs(BrokerId(1))[4])
+        if r.tp == slow.tp
+    ]
+    data[row.position + 30] ^= 1
+    store.overwrite(key, bytes(data))
+    by = clean(site)
+    assert by.totals.rewritten_bytes == 0
+    assert live(store) == list(range(10))
+
+
+def test_rows_are_joined_within_one_leader_epoch_alone(site: TailSite, store: FakeStorage) -> None:
+    log = site.log_dir.create("t", 0)
+    for epoch in range(3):
+        log.lead(epoch)
+        for _ in range(4):
+            log.append(2)
+            site.run()
+    by = clean(site)
+    assert by.totals.rewritten_bytes == len(log_bytes(log))
+    ranges = [(row.start, row.end) for row in site.rows() if not row.is_claim]
+    assert ranges == [(0, 8), (8, 16), (16, 24)]
+    assert tail_bytes(store, merged(store, log)) == log_bytes(log)
 
 
 def test_transactions_are_in_rows_that_are_written_again(
@@ -271,3 +577,93 @@ def test_transactions_are_in_rows_that_are_written_again(
     assert row.open == last.open
     assert [each.first_offset for each in row.aborted] == [0]
     assert (tail.end, tail.last_stable) == (before.end, before.last_stable) == (4, 1)
+
+
+# -- other writers of the same packs ------------------------------------------------------------
+
+
+class SameUrl:
+    """Another store object over the same objects, as with `storage.overrides`."""
+
+    def __init__(self, store: FakeStorage) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+
+def test_two_stores_of_one_url_take_no_number_twice(site: TailSite, store: FakeStorage) -> None:
+    """The packs of one are cleaned and deleted before the other one stores its next pack."""
+    second = cast("RemoteStorage", SameUrl(store))
+    site.cycle = TailCycle(
+        site.source,
+        lambda topic: TailPlace(second if topic == "audit" else store, LAYOUT, encrypts=False),
+        site.inventory_of,
+        site.sender,
+        site.broker,
+        site.time.clock,
+    )
+    busy, audit = site.log_dir.create("busy", 0), site.log_dir.create("audit", 0)
+    for _ in range(2):
+        audit.append(5)
+        site.run()
+    for _ in range(20):
+        busy.append(5)
+        site.run()
+    site.archive_ends[busy.tp] = 100
+    by = clean(site)
+    site.time.now += 4000
+    by.run(site.led())
+    assert len(live(store)) < 5
+    for _ in range(5):
+        audit.append(5)
+        site.run()
+    assert site.cycle.safe()[audit.tp].safe_up_to == merged(store, audit).end == audit.log_end
+
+
+def test_a_sidecar_that_was_paused_stores_live_packs(
+    site: TailSite, store: FakeStorage, tmp_path: Path
+) -> None:
+    """Another sidecar of the broker has stored, cleaned and deleted packs since."""
+    log = site.log_dir.create("t", 0)
+    for _ in range(3):
+        log.append(5)
+        site.run()
+    second = TailSite(tmp_path / "second", store, 1, site.time)
+    second.log_dir = site.log_dir
+    for _ in range(20):
+        log.append(5)
+        second.run()
+    archived = second.archive_ends[log.tp] = log.log_end - 5
+    by = clean(second)
+    second.time.now += 4000
+    by.run(second.led())
+    assert by.totals.deleted_packs > 15
+    site.archive_ends[log.tp] = archived
+    for _ in range(6):
+        log.append(5)
+        site.run()
+        assert site.cycle.safe()[log.tp].safe_up_to == merged(store, log, archived).end
+    assert merged(store, log, archived).end == log.log_end
+    # The two clean at once: one index object wins, and names only what its writer has read.
+    site.archive_ends[log.tp] = second.archive_ends[log.tp] = log.log_end - 10
+    store.race("put", lambda: clean(second), key=LAYOUT.tail_index_key(1))
+    clean(site)
+    assert merged(store, log, log.log_end - 10).end == log.log_end
+
+
+def test_a_pack_that_is_stored_while_cleaning_reads_is_live(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """Also if its number is the lowest: the index names what cleaning has read."""
+    log = site.log_dir.create("t", 0)
+    for _ in range(4):
+        log.append(5)
+        site.run()
+    site.archive_ends[log.tp] = 15
+    late = next(iter(store.list_objects(KEYS))).key
+    body = store.get_object(late).data
+    store.delete_object(late)
+    store.race("put", lambda: store.put_object(late, BytesBody(body)), key=LAYOUT.tail_index_key(1))
+    clean(site)
+    assert late in {pack.key for pack in TailInventory(store, LAYOUT).packs(BrokerId(1))}

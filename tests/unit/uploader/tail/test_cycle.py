@@ -5,13 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.segments.errors import StoreUnavailableError
+from sidetier.archive.tail.inventory import TailInventory
+from sidetier.archive.tail.pack import PackBuilder, TailRow
+from sidetier.segments.errors import BrokerUnavailableError, StoreUnavailableError
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.tail import cycle as cycle_module
+from sidetier.uploader.tail import ranges as ranges_module
+from sidetier.uploader.tail import reader as reader_module
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace
+from sidetier.uploader.tail.ranges import read_range
+from sidetier.uploader.watching.disk import list_names
 from sidetier.wire.log_offsets import OffsetKind
 from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import PartitionLog, record_batch
@@ -225,6 +231,29 @@ def test_segments_that_roll_in_a_range_and_a_log_that_begins_later(
     assert merged(store, log, log.bases()[0]).end == log.log_end
 
 
+def test_a_listing_that_lacks_a_segment_hides_no_record(
+    site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two segments roll while the directory is listed."""
+    log = site.log_dir.create("t", 0)
+    log.append(5)
+    site.run()
+    log.closed_segments(3)
+    log.append(5)
+    hidden = f"{log.bases()[1]:020d}."
+    calls: list[str] = []
+
+    def lists(directory: str) -> list[str]:
+        calls.append(directory)
+        names = list_names(directory)
+        return [name for name in names if len(calls) > 1 or not name.startswith(hidden)]
+
+    monkeypatch.setattr(ranges_module, "list_names", lists)
+    for _ in range(3):
+        site.run()
+    check_complete(store, log)
+
+
 def test_an_index_entry_into_a_batch_is_not_believed(site: TailSite, store: FakeStorage) -> None:
     """Kafka truncates an index without writing over its last entries."""
     log = site.log_dir.create("t", 0)
@@ -311,7 +340,7 @@ def test_a_store_that_is_away_or_slow_holds_nothing_else_up(
     site.time.now += 60
     site.run()
     check_complete(store, a)
-    # The first store hangs: what is on its way for it is bounded, and the other one goes on.
+    # The first store hangs: what is in flight for it is bounded, and the other one goes on.
     site.sender.held = True
     for _ in range(6):
         a.append(5)
@@ -385,6 +414,185 @@ def test_two_sidecars_of_one_broker_overwrite_nothing(
     assert sum(request.operation == "put" for request in store.requests) > len(keys)
 
 
+def sender_breaks(site: TailSite, patch: pytest.MonkeyPatch) -> None:
+    def send(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    patch.setattr(site.sender, "send", send)
+
+
+def packing_breaks(_: TailSite, patch: pytest.MonkeyPatch) -> None:
+    def body(_: object) -> None:
+        raise MemoryError
+
+    patch.setattr(PackBuilder, "body", body)
+
+
+@pytest.mark.parametrize("breaks", [sender_breaks, packing_breaks])
+def test_nothing_counts_as_sent_that_was_not_handed_over(
+    site: TailSite,
+    store: FakeStorage,
+    monkeypatch: pytest.MonkeyPatch,
+    breaks: Callable[[TailSite, pytest.MonkeyPatch], None],
+) -> None:
+    a, b = site.log_dir.create("a", 0), site.log_dir.create("b", 0)
+    a.append(10)
+    b.append(10)
+    breaks(site, monkeypatch)
+    with pytest.raises((RuntimeError, MemoryError)):
+        site.run()
+    monkeypatch.undo()
+    for log in (a, b):
+        log.append(1)
+    site.run()
+    for log in (a, b):
+        check_complete(store, log)
+        assert merged(store, log).leader_epoch == 0
+        assert site.cycle.safe()[log.tp].safe_up_to == 11
+
+
+def reading_breaks(bad: PartitionLog, patch: pytest.MonkeyPatch) -> None:
+
+    def read(directory: str, *args: object) -> object:
+        if directory == str(bad.path):
+            raise ValueError("a defect")
+        return read_range(directory, *args)  # type: ignore[arg-type]
+
+    patch.setattr(reader_module, "read_range", read)
+
+
+def row_breaks(bad: PartitionLog, patch: pytest.MonkeyPatch) -> None:
+    """A row that no pack has."""
+
+    def row(tp: TopicPartition, *args: object) -> object:
+        found = TailRow(tp, *args)  # type: ignore[arg-type]
+        return found._replace(log_start=Offset(-1)) if tp == bad.tp else found
+
+    patch.setattr(reader_module, "TailRow", row)
+
+
+@pytest.mark.parametrize("breaks", [reading_breaks, row_breaks])
+def test_a_defect_in_one_partition_holds_that_partition(
+    site: TailSite,
+    store: FakeStorage,
+    monkeypatch: pytest.MonkeyPatch,
+    breaks: Callable[[PartitionLog, pytest.MonkeyPatch], None],
+) -> None:
+    bad, good = site.log_dir.create("bad", 0), site.log_dir.create("good", 0)
+    bad.append(5)
+    good.append(5)
+    breaks(bad, monkeypatch)
+    for _ in range(2):
+        site.run()
+        good.append(5)
+    assert merged(store, good).end == 10
+    safe = site.cycle.safe()
+    assert (safe[bad.tp].safe_up_to, safe[good.tp].safe_up_to) == (0, 10)
+    assert safe[bad.tp].error
+    assert safe[bad.tp].waiting_since_ms is not None
+    monkeypatch.undo()
+    site.time.now += 60
+    site.run()
+    check_complete(store, bad)
+
+
+def test_a_store_that_stores_and_answers_late_gets_few_records_twice(
+    site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cycle_module, "MIN_ROOM", 500)
+    log = site.log_dir.create("t", 0)
+    site.run()
+    log.append(200)
+    for _ in range(12):
+        store.fail("put", StoreUnavailableError("late"), after=True)
+        site.run()
+        store._faults.clear()
+    stored = sum(row.size for row in site.rows())
+    size = len(log_bytes(log))
+    assert size < stored < size + 6 * 700
+    site.time.now += 30
+    site.run()
+    check_complete(store, log)
+    # Then as before.
+    log.append(200)
+    packs = site.packs()
+    site.run()
+    assert site.packs() == packs + 1
+
+
+def test_stores_that_hang_leave_room_for_others_and_none_is_kept_for_idle_ones(
+    site: TailSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cycle_module, "MAX_PACK_BYTES", 400)
+    monkeypatch.setattr(cycle_module, "MIN_ROOM", 100)
+    stores = {f"t{number}": FakeStorage() for number in range(6)}
+    site.cycle = TailCycle(
+        site.source,
+        lambda topic: TailPlace(stores[topic], LAYOUT, encrypts=False),
+        lambda place: TailInventory(place.store, place.layout),
+        site.sender,
+        site.broker,
+        site.time.clock,
+    )
+    logs = {topic: site.log_dir.create(topic, 0) for topic in stores}
+    for log in logs.values():
+        log.append(5)
+    site.run()
+    # Idle groups take no share.
+    site.sender.held = True
+    logs["t0"].append(80)
+    site.run()
+    assert len(site.sender.waiting) == cycle_module.MAX_SENDING
+    # All but one hang.
+    for topic, log in logs.items():
+        log.append(5 if topic != "t0" else 0)
+    site.run()
+    last = [job for job in site.sender.waiting if job.numbers.store is stores["t5"]]
+    assert len(last) == 1
+    site.sender.end(last[0])
+    site.cycle.settle(0)
+    check_complete(stores["t5"], logs["t5"])
+
+
+def test_records_of_which_nothing_is_known_count_as_waiting(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """The broker is away, or does not answer for a partition."""
+    log = site.log_dir.create("t", 0)
+    log.append(5)
+    site.run()
+    site.run()
+    answered = site.time.wall()
+
+    def waits_since() -> float | None:
+        since = site.cycle.safe()[log.tp].waiting_since_ms
+        return None if since is None else since / 1000
+
+    assert waits_since() is None
+    site.source.down = True
+    for _ in range(3):
+        with pytest.raises(BrokerUnavailableError):
+            site.run()
+    assert waits_since() == answered
+    site.source.down = False
+    site.run()
+    assert waits_since() is None
+    answered = site.time.wall()
+    site.source.refused.add((ASK, log.tp))
+    for _ in range(3):
+        site.run()
+    assert waits_since() == answered
+    # A new partition for which the broker does not answer, too.
+    new = site.log_dir.create("new", 0)
+    site.source.refused.add((ASK, new.tp))
+    site.run()
+    assert site.cycle.safe()[new.tp].waiting_since_ms is not None
+    site.source.refused.clear()
+    site.run()
+    assert waits_since() is None
+    check_complete(store, log)
+
+
 # -- claims and takeover ------------------------------------------------------------------------
 
 
@@ -456,7 +664,8 @@ def test_a_broker_begins_once_its_epoch_is_in_the_checkpoint_and_not_behind_a_la
     log.append(10)
     site.run()
     check_complete(store, copy)
-    assert "leader epoch 3 has a tail already" in (site.cycle.safe()[log.tp].error or "")
+    # It does not count what readers do not get: they go by the later leader.
+    assert site.cycle.safe()[log.tp].safe_up_to == 10
 
 
 def test_partitions_are_stored_while_the_packs_are_read_for_others(
@@ -486,13 +695,13 @@ def test_partitions_are_stored_while_the_packs_are_read_for_others(
         log.append(5)
     site.run()
     check_complete(store, first)
-    assert site.cycle.stored_end(second.tp) is None
+    assert site.cycle.safe()[second.tp].safe_up_to is None
     third.lead(1)
     store.fail("list", StoreUnavailableError("away"))
     works.pop()()
     for _ in range(3):
         site.run()
-    assert not site.cycle.stored_end(second.tp)
+    assert not site.cycle.safe()[second.tp].safe_up_to
     works.pop()()
     third.lead(2)
     site.run()
@@ -554,13 +763,63 @@ def test_rows_have_the_open_and_the_aborted_transactions(
 def test_where_no_snapshot_shows_the_open_transactions_the_broker_is_asked(
     site: TailSite, store: FakeStorage
 ) -> None:
+    """Also after a restart, and until a range begins below which all are decided."""
     log = site.log_dir.create("t", 0, base=100)
     log.append(5)
     log.file(100, FileKind.SNAPSHOT).unlink(missing_ok=True)
     site.archive_ends[log.tp] = 100
     site.source.last_stable[log.tp] = 60
     site.run()
+    assert merged(store, log, 100).end == 100  # without an answer, it is not known
+    site.run()
     assert merged(store, log, 100).last_stable == 60
+    for restarts in (False, True):
+        if restarts:
+            site.restart()
+        log.append(5)
+        for _ in range(3):
+            site.run()
+        tail = merged(store, log, 100)
+        assert (tail.end, tail.last_stable) == (log.log_end, 60)
+    # The broker does not answer for it: nothing is stored that claims to be stable.
+    site.restart()
+    log.append(5)
+    site.source.refused.add((OffsetKind.LAST_STABLE, log.tp))
+    site.run()
+    site.run()
+    assert merged(store, log, 100).end == log.log_end - 5
+    site.source.refused.clear()
+    site.source.last_stable.clear()
+    log.append_bytes(transactional(120, 7), 1)
+    site.source.last_stable[log.tp] = 120
+    site.run()
+    tail = merged(store, log, 100)
+    assert (tail.end, tail.last_stable) == (121, 120)
+    site.restart()
+    asked = len(site.source.asked)
+    log.append(5)
+    site.run()
+    # What is open is known again.
+    assert (OffsetKind.LAST_STABLE, 1) not in site.source.asked[asked:]
+    assert merged(store, log, 100).last_stable == 120
+
+
+def test_the_end_of_a_part_of_the_log_is_not_taken_for_stable(
+    site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The markers below the broker's last stable offset may follow behind the part."""
+    monkeypatch.setattr(cycle_module, "MAX_PACK_BYTES", 500)
+    log = site.log_dir.create("t", 0, base=100)
+    log.append(40)
+    log.file(100, FileKind.SNAPSHOT).unlink(missing_ok=True)
+    site.archive_ends[log.tp] = 100
+    site.run()
+    site.sender.held = True
+    site.run()
+    assert len(site.sender.waiting) > 1
+    site.sender.end(site.sender.waiting[0])
+    tail = merged(store, log, 100)
+    assert (tail.end < log.log_end, tail.last_stable) == (True, 0)
 
 
 def test_a_directory_that_cannot_be_read_holds_only_its_partition(
@@ -573,4 +832,4 @@ def test_a_directory_that_cannot_be_read_holds_only_its_partition(
     site.run()
     check_complete(store, good)
     assert site.cycle.safe()[bad.tp].safe_up_to is None
-    assert site.cycle.stored_end(TopicPartition("t", 1)) == 5
+    assert site.cycle.safe()[TopicPartition("t", 1)].safe_up_to == 5

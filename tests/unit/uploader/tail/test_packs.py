@@ -1,6 +1,7 @@
 """Numbers of packs, lost answers, and the threads that store packs."""
 
 import gc
+import itertools
 import weakref
 
 import pytest
@@ -8,10 +9,22 @@ import pytest
 from sidetier.archive.tail.pack import PackBody, PackBuilder, claim
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import PreconditionFailedError, StoreUnavailableError
-from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import (
+    MAX_OFFSET,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    TopicPartition,
+)
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader.tail.packs import PackJob, PackNumbers, ThreadedSender, store_pack
+from sidetier.uploader.tail.packs import (
+    PackJob,
+    PackNumbers,
+    ThreadedSender,
+    first_number,
+    store_pack,
+)
 from tests.harness.daemons import LAYOUT
 from tests.harness.waiting import wait_until
 
@@ -27,7 +40,7 @@ def pack(number: int = 0) -> PackBody:
 
 @pytest.fixture
 def numbers(store: FakeStorage) -> PackNumbers:
-    return PackNumbers(store, LAYOUT, BROKER)
+    return PackNumbers(store, LAYOUT, BROKER, itertools.count())
 
 
 def lost_answer(store: FakeStorage, key: str) -> None:
@@ -48,35 +61,29 @@ def test_a_pack_whose_answer_was_lost_is_stored_once(
 
 
 @pytest.mark.parametrize("ambiguous", [False, True])
-def test_a_number_that_another_sidecar_has_taken_is_left(
+def test_a_number_that_another_process_has_taken_is_left(
     store: FakeStorage, numbers: PackNumbers, *, ambiguous: bool
 ) -> None:
-    for number in (0, 4):
-        body = BytesBody(b"of another sidecar")
+    for number in (0, 1, 3):
+        body = BytesBody(b"of another process")
         store.put_object(LAYOUT.tail_pack_key(1, number), body)
     if ambiguous:
         refusal = PreconditionFailedError("412")
         refusal.ambiguous = True
         store.fail("put", refusal)
-    assert store_pack(numbers, pack(), 0).number == 5
-    assert store_pack(numbers, pack(), 0).number == 6
-    assert numbers.settled_below() == 7
+    assert store_pack(numbers, pack(), 0).number == 2
+    assert store_pack(numbers, pack(), 0).number == 4
 
 
-def test_what_is_on_its_way_is_not_settled(store: FakeStorage, numbers: PackNumbers) -> None:
-    first, second = numbers.take(), numbers.take()
-    assert numbers.settled_below() == first
-    numbers.settle(first)
-    assert numbers.settled_below() == second
-    numbers.settle(second)
-    store.fail("put", StoreUnavailableError("away"))
-    with pytest.raises(StoreUnavailableError):
-        store_pack(numbers, pack(), 0)
-    assert numbers.settled_below() == 3
+def test_a_process_takes_numbers_from_its_start_time_on() -> None:
+    first, later = first_number(1_700_000_000.0), first_number(1_700_000_000.001)
+    assert f"{first:020d}" == "01700000000000000000"
+    assert later - first == 1_000_000
+    assert first_number(9_000_000_000.0) <= MAX_OFFSET
 
 
 def test_threads_store_packs_and_keep_no_bytes(store: FakeStorage, numbers: PackNumbers) -> None:
-    sender = ThreadedSender(2, lambda: 0.0)
+    sender = ThreadedSender(lambda: 0.0)
     assert not sender.finished()
     bodies = [pack(number) for number in range(4)]
     kept = [weakref.ref(body) for body in bodies]
@@ -97,4 +104,3 @@ def test_threads_store_packs_and_keep_no_bytes(store: FakeStorage, numbers: Pack
     for job in ended:
         job.result = None
     wait_until(freed, 10.0, "the bytes to be freed")
-    sender.stop()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from sidetier.archive.errors import TailMovedError, UnreadTailError
 from sidetier.archive.reader import (
     Failed,
     Gap,
@@ -128,6 +129,78 @@ def test_pack_that_is_cleaned_while_it_is_read(isolation: IsolationLevel, become
     with reading(store, with_tail=True, isolation=isolation) as reader:
         reader.assign(TP, 0)
         assert read_offsets(take_to_end(reader)) == log.offsets(isolation, end)
+
+
+@pytest.mark.parametrize("isolation", LEVELS)
+def test_packs_that_are_cleaned_after_the_archive_was_read(isolation: IsolationLevel) -> None:
+    """A sidecar archives and cleans between a reader's requests: nothing is cut off."""
+    log = mixed_log()
+    end = log.next_offset
+    log.archived(0, 12)
+    first = log.pack(1, 0, (12, 18))
+    log.pack(1, 1, (18, end))
+    assert isinstance(log.store, FakeStorage)
+    real = log.store
+
+    class CleanedBetween(InterceptedStore):
+        done = False
+
+        def intercept(self, call: StoreCall) -> object:
+            # The first request for packs, whenever that is.
+            if "/tail" in call.key and not self.done:
+                self.done = True
+                log.archived(0, 12, 18)
+                real.delete_object(first)
+            return super().intercept(call)
+
+    store = CleanedBetween(real)
+    with reading(store, with_tail=True, isolation=isolation) as reader:
+        reader.assign(TP, 0)
+        assert read_offsets(take_to_end(reader)) == log.offsets(isolation, end)
+    assert store.done
+
+
+def test_reader_hears_of_packs_that_cannot_be_read_or_contradict_each_other() -> None:
+    isolation = IsolationLevel.READ_UNCOMMITTED
+    log = mixed_log()
+    log.archived(0, 12)
+    log.pack(1, 0, (12, 18))
+    claim_key = LAYOUT.tail_pack_key(BrokerId(2), 0)
+    log.archive.put(claim_key, b"damaged")
+    with reading(log.store, with_tail=True, isolation=isolation) as reader:
+        reader.assign(TP, 0)
+        taken = take_to_end(reader)
+    assert read_offsets(taken[:-1]) == log.offsets(isolation, 12)
+    assert isinstance(taken[-1], Failed)
+    assert isinstance(taken[-1].error, UnreadTailError)
+    assert claim_key in str(taken[-1].error)
+    log.store.delete_object(claim_key)
+    builder = PackBuilder()
+    log.row(12, 18, builder)
+    row = builder.rows[0]
+    other = PackBuilder()
+    other.add(row, bytes(row.size))
+    store_pack(log.store, LAYOUT, other, 2, 1)
+    with reading(log.store, with_tail=True, isolation=isolation) as reader:
+        reader.assign(TP, 12)
+        [failed] = take_to_end(reader)
+    assert isinstance(failed, Failed)
+    assert "other bytes" in str(failed.error)
+
+
+def test_records_that_are_gone_from_packs_and_archive_are_an_error() -> None:
+    """No archive and no pack has what the reader has begun to read: that is no end."""
+    log = mixed_log()
+    log.archived(0, 12)
+    key = log.pack(1, 0, (12, 18), (18, log.next_offset))
+    assert isinstance(log.store, FakeStorage)
+    store = DeletedMeanwhile(log.store, key, lambda: None)
+    isolation = IsolationLevel.READ_UNCOMMITTED
+    with reading(store, with_tail=True, isolation=isolation) as reader:
+        reader.assign(TP, 12)
+        failed = take_to_end(reader)[-1]
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, TailMovedError)
 
 
 def test_gap_ends_the_tail_until_it_is_filled() -> None:

@@ -1,0 +1,294 @@
+"""Archive and tail of a partition as one log.
+
+`TailedArchive` is a `PartitionArchive` whose snapshots continue behind the archive end offset: each
+range of a tail pack is a `PackedLog` in the view, so that whoever reads a view reads the tail, too.
+The records stay where they are in the view when they arrive as segments.
+
+The packs of a store are read for all partitions together, no more often than the partitions look
+for new segments.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+
+from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.errors import TailMovedError, UnreadTailError
+from sidetier.archive.objects.segment import PackedLog, RowTransactions, StoredLog
+from sidetier.archive.objects.watermark import Watermark
+from sidetier.archive.partition_archive import ArchiveSnapshot, PartitionArchive
+from sidetier.archive.settings_check import SettingsCheck
+from sidetier.archive.tail.inventory import TailContents, TailInventory
+from sidetier.archive.tail.merge import (
+    ArchivedPart,
+    MergedTail,
+    PackedRow,
+    PackRef,
+    Reason,
+    TailSlice,
+)
+from sidetier.archive.view import ArchiveView, Extract
+from sidetier.segments.epoch_history import EpochHistory
+from sidetier.segments.errors import ArchiveConflictError, SidetierError
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.storage.port import ObjectPart
+
+log: Final = structlog.get_logger()
+
+if TYPE_CHECKING:
+    from sidetier.storage.settings import StorageEndpoint
+
+_ROUNDING: Final = 1e-6
+
+
+class ReadTails(NamedTuple):
+    """The live packs of a store, and when they were read.
+
+    Attributes:
+        contents: The packs.
+        as_of: The time before the first request.
+        read_at: The time after the last one.
+    """
+
+    contents: TailContents
+    as_of: float
+    read_at: float
+
+
+class SharedTails:
+    """The tail packs of all stores, for many partitions. Thread-safe.
+
+    Args:
+        access: The archive of the cluster.
+        clock: Returns seconds.
+        min_age: Minimum seconds between two readings of a store, whatever age is asked for. If it
+            is above 0, nobody waits for a reading that another thread makes, but for the first one.
+    """
+
+    def __init__(
+        self, access: ArchiveAccess, clock: Callable[[], float], min_age: float = 0.0
+    ) -> None:
+        self._access = access
+        self._clock = clock
+        self._min_age = min_age
+        self._guard = threading.Lock()
+        self._stores: dict[StorageEndpoint, _StoreTails] = {}
+
+    def read(self, topic: str, max_age: float) -> ReadTails:
+        """Return the packs of the topic's store, not older than `max_age` seconds.
+
+        Raises:
+            StorageError: A request failed.
+        """
+        return self.read_store(self._access.provider.endpoint(topic), max_age)
+
+    def read_store(self, endpoint: "StorageEndpoint", max_age: float) -> ReadTails:
+        """Return the packs of a store. As `read`."""
+        with self._guard:
+            if endpoint not in self._stores:
+                store, layout = self._access.stores.at(endpoint), self._access.layout
+                inventory = TailInventory(store, layout, refuses_plain=endpoint.refuses_plain)
+                self._stores[endpoint] = _StoreTails(inventory, self._clock)
+            tails = self._stores[endpoint]
+        return tails.read(max(max_age, self._min_age), waits=self._min_age <= 0)
+
+    def partitions(self, endpoint: "StorageEndpoint", max_age: float) -> list[TopicPartition]:
+        """Return the partitions that packs of a store have, and that belong there. As `read`."""
+        of_topic = self._access.provider.endpoint
+        rows = self.read_store(endpoint, max_age).contents.rows
+        return sorted(tp for tp in rows if of_topic(tp.topic) == endpoint)
+
+
+@dataclass(slots=True)
+class _StoreTails:
+    inventory: TailInventory
+    clock: Callable[[], float]
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+    _latest: ReadTails | None = None
+
+    def read(self, max_age: float, *, waits: bool) -> ReadTails:
+        known = self._latest
+        if known is not None and not waits and self._guard.locked():
+            return known
+        # One thread reads the store. The others wait here for what it finds.
+        with self._guard:
+            now = self.clock()
+            if self._latest is None or now - self._latest.as_of >= max_age:
+                contents = self.inventory.read()
+                if known is None or known.contents.problems != contents.problems:
+                    for key, problem in contents.problems.items():
+                        log.warning("tail.unread", key=key, problem=problem)
+                self._latest = ReadTails(contents, now, self.clock())
+            return self._latest
+
+
+class _Tail(NamedTuple):
+    """A tail, with the state of the archive and the rows that it was made from. `problem` is why it
+    is nothing, if that is not known to be right.
+    """
+
+    etag: str | None
+    rows: Sequence[PackedRow]
+    unread: Sequence[PackRef]
+    merged: MergedTail
+    logs: tuple[PackedLog, ...]
+    problem: SidetierError | None = None
+
+
+class _Joined(NamedTuple):
+    """A view of archive and tail, and what it was made from."""
+
+    archived: ArchiveView | None
+    tail: _Tail
+    view: ArchiveView | None
+
+
+class TailedArchive(PartitionArchive):
+    """The archive of one partition, and behind it the tail. Thread-safe.
+
+    Nothing follows an archive of Pinterest's uploader. If packs contradict each other, nothing
+    follows either, and `problem` says so. The changes are those of the archive.
+    """
+
+    def __init__(
+        self,
+        tp: TopicPartition,
+        archive: ArchiveAccess,
+        settings_check: SettingsCheck,
+        clock: Callable[[], float],
+        tails: SharedTails,
+        extract: Extract | None = None,
+    ) -> None:
+        super().__init__(tp, archive, settings_check, clock, extract)
+        self._tails = tails
+        self._joined: _Joined | None = None
+        self._latest_of_both: ArchiveSnapshot | None = None
+        self._archived: tuple[str, ArchivedPart] | None = None
+
+    @property
+    def latest(self) -> ArchiveSnapshot | None:
+        """The newest snapshot of archive and tail, without a request; None before the first."""
+        return self._latest if self._latest_of_both is None else self._latest_of_both
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether a pack of the store could not be read, so that the tail may end too early."""
+        return bool(self._tails.read(self.tp.topic, float("inf")).contents.problems)
+
+    @property
+    def problem(self) -> SidetierError | None:
+        """Why the tail is not known; None if it is."""
+        return None if self._joined is None else self._joined.tail.problem
+
+    def moved(self, log: StoredLog, offset: Offset) -> SidetierError | None:
+        """Return the error for an offset that was in a pack, and is above the end of the tail now;
+        None if a later leader does not have it.
+        """
+        if self.problem is not None or not isinstance(log, PackedLog):
+            return self.problem
+        left_out = () if self._joined is None else self._joined.tail.merged.left_out
+        if any(out.reason is Reason.STALE and offset in out.offsets for out in left_out):
+            return None
+        return TailMovedError(
+            f"{self.tp}: the offsets from {offset} on were in {log.key}, and are in no pack and no "
+            "segment now"
+        )
+
+    def epochs(self) -> EpochHistory:
+        """Return the leader epochs of archive and tail. One request if there is no tail."""
+        joined = self._joined
+        if joined is None or not joined.tail.logs:
+            return super().epochs()
+        return joined.tail.merged.epochs
+
+    def snapshot(self, max_age: float = 0.0, *, thorough: bool = False) -> ArchiveSnapshot:
+        """Return a snapshot of archive and tail; see `PartitionArchive.snapshot`."""
+        known = self._latest
+        is_part = known is not None and known.view is not None and known.view.is_part
+        if known is not None and is_part and max_age > 0 and not thorough:
+            return known  # an extract does not age
+        contents, as_of, read_at = self._tails.read(self.tp.topic, max_age)
+        # The archive after the packs: what cleaning has dropped from them is archived by then.
+        since = self._clock() - read_at + _ROUNDING
+        archived = super().snapshot(min(max_age, since), thorough=thorough)
+        view = self._join(archived.view, contents)
+        both = ArchiveSnapshot(view, archived.changes, min(archived.taken_at, as_of))
+        self._latest_of_both = both
+        return both
+
+    def _join(self, archived: ArchiveView | None, contents: TailContents) -> ArchiveView | None:
+        tail = self._tail(archived, contents)
+        known = self._joined
+        if known is not None and known.archived is archived and known.tail is tail:
+            return known.view
+        view = _with_tail(archived, tail, self.where)
+        self._joined = _Joined(archived, tail, view)
+        return view
+
+    def _tail(self, archived: ArchiveView | None, contents: TailContents) -> _Tail:
+        etag = None if archived is None else archived.etag
+        rows = contents.rows.get(self.tp, ())
+        if archived is not None and archived.is_pinterest:
+            rows = ()
+        known = self._joined
+        if known is not None and known.tail[:3] == (etag, rows, contents.unread):
+            return known.tail
+        part = self._archived_part(archived, rows)
+        problem: SidetierError | None = None
+        try:
+            merged = replace(contents, rows={self.tp: rows}).merged(self.tp, part)
+        except ArchiveConflictError as error:
+            merged, problem = replace(contents, rows={}).merged(self.tp, part), error
+        if merged.unread is not None:
+            problem = UnreadTailError(f"{self.tp}: {merged.unread}")
+        logs = tuple(map(_as_segment, merged.slices))
+        return _Tail(etag, rows, contents.unread, merged, logs, problem)
+
+    def _archived_part(
+        self, archived: ArchiveView | None, rows: Sequence[PackedRow]
+    ) -> ArchivedPart:
+        if archived is None:
+            return ArchivedPart()
+        if all(source.row.end <= archived.end for source in rows):
+            return ArchivedPart(archived.end, topic_id=archived.watermark.topic_id)
+        if self._archived is None or self._archived[0] != archived.etag:
+            topic_id = archived.watermark.topic_id
+            part = ArchivedPart(archived.end, super().epochs(), topic_id, self.gaps())
+            self._archived = archived.etag, part
+        return self._archived[1]
+
+
+def _with_tail(archived: ArchiveView | None, tail: _Tail, where: str) -> ArchiveView | None:
+    if not tail.logs:
+        return archived
+    merged, logs = tail.merged, tail.logs
+    if archived is not None:
+        return replace(archived, logs=(*archived.logs, *logs), end=merged.end)
+    start = merged.start
+    watermark = Watermark(BaseOffset(start), start, topic_id=merged.topic_id)
+    return ArchiveView(where, watermark, "", logs, start, merged.end)
+
+
+def _as_segment(part: TailSlice) -> PackedLog:
+    pack, row = part.source.pack, part.source.row
+    if pack is None:
+        raise ValueError(f"{row.tp}: a row that is not stored yet")
+    name = f"{pack.key}, bytes {row.position} to {row.position + row.size}"
+    transactions = None
+    if (part.start, part.end) == (row.start, row.end):
+        # Equal, because a last stable offset above the end may be of a later time.
+        is_settled = not row.open and row.last_stable == row.end
+        transactions = RowTransactions(row.aborted, row.open, is_settled)
+    else:  # two parts of a row are two segments
+        name += f", offsets {part.start} to {part.end}"
+    return PackedLog(
+        BaseOffset(part.start),
+        ObjectPart(name, row.size, pack.etag, pack.modified_ms, pack.key, row.position),
+        end=part.end,
+        reaches=row.end,
+        max_timestamp=row.max_timestamp,
+        transactions=transactions,
+    )
