@@ -106,7 +106,9 @@ def write_transactions(servers: str, name: str, commits: Sequence[bool]) -> None
 
 def write_open_transaction(servers: str) -> Producer:
     """Write a transaction that never ends; the caller must keep the producer."""
-    producer = producer_of(servers, **{"transactional.id": "left open"})
+    # Not aborted by the coordinator before the cluster is lost.
+    patience = {"transaction.timeout.ms": 600_000}
+    producer = producer_of(servers, **{"transactional.id": "left open", **patience})
     producer.init_transactions(WAIT)
     producer.begin_transaction()
     for _ in range(5):
