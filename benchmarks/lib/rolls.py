@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -95,18 +94,41 @@ class Passage:
         return self.rolled_to_stored - self.upload
 
 
-def observe(
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What was seen of traffic beside a sidecar.
+
+    Attributes:
+        seen: When segments were rolled and stored.
+        until: Segments that were rolled before are stored.
+        latencies: Seconds from the due moment of each record to its acknowledgement.
+        seconds: How long records were produced.
+    """
+
+    seen: Seen
+    until: float
+    latencies: Sequence[float]
+    seconds: float
+
+    @property
+    def rolled_to_stored(self) -> list[float]:
+        """Seconds from roll to stored, of each segment."""
+        rolled = self.seen.rolled.items()
+        return [self.seen.stored[one] - at for one, at in rolled if at <= self.until]
+
+
+def watch(
     sidecar: Sidecar,
     log_dir: Path,
     store: RealStore,
     traffic: Traffic,
     bootstrap: str,
     seconds: float,
-) -> list[Passage]:
+) -> Watched:
     """Produce for a while beside a ready sidecar. Segments rolled in the last 5 s are left out.
 
     Raises:
-        RuntimeError: A segment was not stored although there was time.
+        TimeoutError: A segment was not stored although there was time.
     """
     rate = traffic.rate_bytes // traffic.value_bytes
     arguments = [bootstrap, traffic.topic, traffic.partitions, rate, traffic.value_bytes]
@@ -118,18 +140,29 @@ def observe(
             until = monotonic() - _LEFT_OUT_SECONDS
             producer.terminate()
             text, _ = producer.communicate(timeout=60)
-        sent = len(text.splitlines()) * traffic.value_bytes / seconds
+        latencies = [float(line.split()[1]) for line in text.splitlines()]
+        sent = len(latencies) * traffic.value_bytes / seconds
         print(f"{sent / 1e6:.1f} MB/s were produced", file=sys.stderr)
-        with suppress(TimeoutError):
-            sidecar.wait_until(
-                lambda: observer.seen.is_stored(until), _LAST_SECONDS, "the last upload"
-            )
+        sidecar.wait_until(lambda: observer.seen.is_stored(until), _LAST_SECONDS, "the last upload")
+    return Watched(observer.seen, until, latencies, seconds)
+
+
+def observe(
+    sidecar: Sidecar,
+    log_dir: Path,
+    store: RealStore,
+    traffic: Traffic,
+    bootstrap: str,
+    seconds: float,
+) -> list[Passage]:
+    """Watch traffic, and return the passage of each segment. Raises as `watch`."""
+    watched = watch(sidecar, log_dir, store, traffic, bootstrap, seconds)
     uploads = {
         (row["partition"], row["base_offset"]): row["seconds"]
         for row in sidecar.events("segment.uploaded")
         if row["topic"] == traffic.topic
     }
-    return _passages(observer.seen, uploads, until)
+    return _passages(watched.seen, uploads, watched.until)
 
 
 def _passages(seen: Seen, uploads: Mapping[Segment, float], until: float) -> list[Passage]:

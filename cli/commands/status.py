@@ -39,6 +39,9 @@ MAX_ROWS: Final = 40
 archive, or with a problem.
 """
 
+_SAFE_TO: Final = 4
+"""Number of the column with the end of archive and tail."""
+
 _SEGMENT: Final = re.compile("^segment [0-9]+ ")
 
 
@@ -79,6 +82,7 @@ class Row:
             self.state if self.is_problem else status.state,
             status.log_end,
             status.next_offset,
+            self._safe_to(),
             self._unarchived(),
             self._behind(),
             "see below" if self.is_problem else self._waits(),
@@ -128,6 +132,13 @@ class Row:
             return None if records is None else "0"
         size = size_text(self.status.unarchived_bytes)
         return f"{records:,} rec, {size}, {age_text(self.status.unarchived_age_seconds)}"
+
+    def _safe_to(self) -> str | None:
+        """Return the end of archive and tail, and for how long records have waited for a pack."""
+        end, waiting = self.status.safe_to, self.status.unsafe_age_seconds
+        if end is None and waiting is None:
+            return None
+        return ", ".join([str(end or 0), *([f"waiting {age_text(waiting)}"] if waiting else [])])
 
     def _behind(self) -> str | None:
         segments = self.status.unstored_segments
@@ -188,10 +199,15 @@ class StatusResult:
             "STATE",
             "LOG END",
             "ARCHIVED UP TO",
+            "SAFE UP TO",
             "NOT ARCHIVED",
             "CLOSED SEGMENTS",
             "WAITING FOR",
         )
+        cells = [row.cells() for row in visible]
+        if all(row[_SAFE_TO] is None for row in cells):  # without tail packs
+            columns = columns[:_SAFE_TO] + columns[_SAFE_TO + 1 :]
+            cells = [[*row[:_SAFE_TO], *row[_SAFE_TO + 1 :]] for row in cells]
         lines = (
             [f"{hidden} more partitions have no unarchived closed segment (--all shows them)"]
             if hidden
@@ -201,7 +217,7 @@ class StatusResult:
         footer = "\n".join([*lines, *self._summary(rows)])
         if not visible:
             return (Table((), footer=footer),)
-        return (Table(columns, [row.cells() for row in visible], footer=footer),)
+        return (Table(columns, cells, footer=footer),)
 
     def _summary(self, rows: Sequence[Row]) -> list[str]:
         counts = Counter(row.group for row in rows)

@@ -156,6 +156,17 @@ ALERTS: Final[tuple[Alert, ...]] = (
         {"recordSeconds": 86400},
     ),
     Alert(
+        "SidetierTailBehind",
+        # Without uploader.tail there is no series, and no alert.
+        f"{names.UNSAFE_SECONDS.name} > ${{ageSeconds}}",
+        "1m",
+        "warning",
+        f"Committed records of {_PARTITION} ({_WHERE}) have waited for a tail pack for too long",
+        f"They have been on the brokers alone for {_AGE}. A loss of the cluster would lose them.",
+        # Twelve of the recommended intervals of 5 s, and longer than a restart of the broker.
+        {"ageSeconds": 60},
+    ),
+    Alert(
         "SidetierPartitionHalted",
         f'{_STATE} or ({names.PARTITIONS.name}{{state="halted"}} > 0 '
         f"unless on (job, instance) {names.PARTITION_STATE.name})",

@@ -194,7 +194,12 @@ class _Demo:
         )
 
     def _produce(self) -> None:
-        settings = self._settings
+        settings, waits = self._settings, [0.0]
+
+        def tick() -> None:
+            waits.append(self._sidecar.unsafe_seconds())
+            step.now(self._so_far())
+
         with self._progress.step("Records", "producing") as step:
             PacedProducer(self._bootstrap, self._ledger).produce(
                 orders(
@@ -205,13 +210,20 @@ class _Demo:
                     end=settings.end,
                 ),
                 settings.size // _SECONDS_OF_LOAD,
-                lambda: step.now(self._so_far()),
+                tick,
             )
         self._progress.tell(
             "Records",
             f"{self._ledger.count:,} produced and acknowledged, {size_text(self._ledger.size)}; "
             f"{self._sidecar.count('segment.uploaded')} segments are stored already",
         )
+        if max(waits):
+            self._progress.tell(
+                "Tail",
+                f"no committed record was on the broker alone for longer than {max(waits):.1f} s: "
+                "tail packs have",
+            )
+            self._progress.more("those of active segments (`uploader.tail.interval: 1s`)")
 
     def _so_far(self) -> str:
         stored = self._sidecar.count("segment.uploaded")

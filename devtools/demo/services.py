@@ -16,6 +16,7 @@ from devtools.demo.records import Ledger, Order
 from devtools.demo.verify import LogOffsets
 from devtools.sandbox.kafka import KafkaCluster
 from sidetier.brokers.processes import Command, ManagedProcess
+from sidetier.cli.inspect.sidecar import ask_sidecar
 from sidetier.leadership.cluster import End, all_offsets
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import TopicPartition
@@ -78,6 +79,7 @@ class Sidecar:
             "log_dirs": [str(path) for path in cluster.log_dirs(1)],
             "broker": {"bootstrap_servers": cluster.bootstrap_servers},
             "storage": {"url": store_url},
+            "uploader": {"tail": {"interval": "1s"}},
             "http": {"host": "127.0.0.1", "port": 0},
         }
         self.config.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
@@ -98,6 +100,14 @@ class Sidecar:
     def url(self) -> str | None:
         """URL of its HTTP server; None until the server is up."""
         return next((str(e["url"]) for e in self._events() if e["event"] == "daemon.started"), None)
+
+    def unsafe_seconds(self) -> float:
+        """Return how long the oldest committed record that is in neither an archived segment nor a
+        tail pack has been waiting; 0 before the first question to the broker.
+        """
+        url = self.url
+        partitions = [] if url is None else ask_sidecar(url).status.partitions
+        return max((one.unsafe_age_seconds or 0.0 for one in partitions), default=0.0)
 
     def count(self, event: str) -> int:
         """Return how often the sidecar has logged an event."""

@@ -23,6 +23,7 @@ const PARTS = {
   deleted: "deleted everywhere",
   store: "on the store only",
   both: "on the store and the broker",
+  tail: "not archived, in tail packs and on the broker",
   broker: "on the broker only",
   gap: "gap: deleted before it was archived",
 };
@@ -46,13 +47,14 @@ function logParts(row) {
   const end = Math.max(row.log_end ?? 0, stored ?? 0, row.local_closed_end ?? 0);
   const local = row.trimmed_to ?? row.local_start ?? end;
   const first = stored === null ? 0 : row.archive_start ?? Math.min(local, stored);
+  const safe = Math.min(row.safe_to ?? 0, end);
   const gaps = row.gaps || [];
-  const bounds = new Set([0, end, local, first, stored ?? 0, ...gaps.flat()]);
+  const bounds = new Set([0, end, local, first, safe, stored ?? 0, ...gaps.flat()]);
   const sorted = [...bounds].filter((bound) => bound >= 0 && bound <= end).sort((a, b) => a - b);
   const parts = [];
   for (let i = 0; i + 1 < sorted.length; i += 1) {
     const [start, stop] = [sorted[i], sorted[i + 1]];
-    const kind = kindOf(start, { stored, local, first, gaps });
+    const kind = kindOf(start, { stored, local, first, safe, gaps });
     const last = parts[parts.length - 1];
     if (last && last.kind === kind) last.end = stop;
     else parts.push({ kind, start, end: stop });
@@ -60,12 +62,13 @@ function logParts(row) {
   return parts;
 }
 
-function kindOf(offset, { stored, local, first, gaps }) {
-  if (stored === null) return offset < local ? "deleted" : "broker";
+function kindOf(offset, { stored, local, first, safe, gaps }) {
+  const unarchived = offset < safe ? "tail" : "broker";
+  if (stored === null) return offset < local ? "deleted" : unarchived;
   if (offset < first) return offset < local ? "deleted" : "broker";
   if (gaps.some(([start, end]) => start <= offset && offset < end)) return "gap";
   if (offset < stored) return offset < local ? "store" : "both";
-  return offset < local ? "gap" : "broker";
+  return offset < local ? "gap" : unarchived;
 }
 
 function logText(parts) {
@@ -97,7 +100,9 @@ function fillLog(cell, row) {
   }
   const end = parts.length ? parts[parts.length - 1].end : 0;
   const upTo = row.next_offset === null ? "nothing archived yet" : `archived up to ${count(row.next_offset)}`;
-  setText(cell.querySelector("small"), `${upTo}, log end ${count(end)}`);
+  const safe = row.safe_to === null || row.safe_to === undefined ? "" : `, safe up to ${count(row.safe_to)}`;
+  const late = row.unsafe_age_seconds ? ` (waiting for ${age(row.unsafe_age_seconds)})` : "";
+  setText(cell.querySelector("small"), `${upTo}${safe}${late}, log end ${count(end)}`);
 }
 
 // -- the table of partitions

@@ -1,6 +1,7 @@
 """`make demo` as a newcomer runs it: it proves itself, and leaves nothing behind."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -55,6 +56,9 @@ def test_every_record_is_read_back(java: Java, tmp_path: Path) -> None:
         assert row["deleted_segments"] == row["segments"] > 2
         assert row["lag"] == 0
     assert "archived records read back" in err
+    alone = re.search(r"on the broker alone for longer than (\d+\.\d) s", err)
+    assert alone is not None
+    assert 0 < float(alone[1]) < 60
     produced = sum(row["produced"] for row in partitions)
     assert found["counted_by_spark"] == found["read_by_console_consumer"] == produced
     assert found["read_while_produced"] == 1.0

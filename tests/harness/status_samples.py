@@ -97,6 +97,8 @@ GAP = replace(
     gaps=((Offset(300_000), Offset(340_000)),),
     gap_records=40_000,
     unresolved_gap_records=40_000,
+    safe_to=Offset(1_010_000),
+    unsafe_age_seconds=75.0,
 )
 HALTED = replace(
     ARCHIVED,

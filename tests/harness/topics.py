@@ -180,7 +180,9 @@ def produce(
 
 def watermark_offsets(bootstrap: str, topic: str, partition: int = 0) -> tuple[int, int]:
     """Return the log start offset and the high watermark."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "harness", "log_level": 0})
+    # With read_committed, the default, librdkafka returns the last stable offset.
+    isolation = {"isolation.level": "read_uncommitted", "log_level": 0}
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "harness", **isolation})
     try:
         low, high = consumer.get_watermark_offsets(
             TopicPartition(topic, partition), timeout=TIMEOUT_SECONDS

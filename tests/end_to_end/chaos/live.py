@@ -7,11 +7,12 @@ from contextlib import ExitStack
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from devtools.sandbox.kafka_tools import console_consumer
+from sidetier import TieredConsumer
 from tests.end_to_end.chaos.group_verdict import Log, Truth, truth_of, violations
 from tests.end_to_end.chaos.groups import Assignment
 from tests.end_to_end.chaos.ledger import Ledger, Partition, checksum
@@ -38,6 +39,8 @@ _NOTHING_AHEAD = {
 }
 _AWAY = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})
 _JAVA_PARTITION = ("plain", 0)
+LASTING: Sequence[Partition] = (*PARTITIONS, *TRIMMED_PARTITIONS)
+"""Partitions of which a reader of the one log must receive every acknowledged record."""
 
 
 class LiveReaders:
@@ -63,11 +66,12 @@ class LiveReaders:
         enter = self._stack.enter_context
         endpoint = enter(self._serving)
         at = endpoint.bootstrap
-        everything = [*PARTITIONS, *TRIMMED_PARTITIONS]
+        plain = {"bootstrap.servers": at, "reconnect.backoff.max.ms": 500, "check.crcs": True}
+        slow = {**plain, **_NOTHING_AHEAD}
         self._readers = [
-            enter(PlainReader("live-committed", at, PARTITIONS, "read_committed")),
-            enter(PlainReader("live-uncommitted", at, everything, "read_uncommitted")),
-            enter(PlainReader("live-slow", at, everything, "read_uncommitted", _SLOW_RATE)),
+            enter(PlainReader("live-committed", plain, PARTITIONS, "read_committed")),
+            enter(PlainReader("live-uncommitted", plain, LASTING, "read_uncommitted")),
+            enter(PlainReader("live-slow", slow, LASTING, "read_uncommitted", rate=_SLOW_RATE)),
         ]
         self._java = enter(ConsoleReader(at, _JAVA_PARTITION, self._root))
         self._thread = threading.Thread(
@@ -101,14 +105,7 @@ class LiveReaders:
         acknowledged = [at for at, _ in ledger.acknowledged[java.tp].items()]
 
         def missing() -> dict[str, list[Partition]]:
-            late = {
-                reader.name: [
-                    tp
-                    for tp, (last, _) in truths[reader.name].lasts.items()
-                    if reader.last(tp) < last
-                ]
-                for reader in self._readers
-            }
+            late = {reader.name: reader.late(truths[reader.name]) for reader in self._readers}
             late["java"] = [java.tp] if acknowledged and java.last() < acknowledged[-1] else []
             return {name: partitions for name, partitions in late.items() if partitions}
 
@@ -136,18 +133,28 @@ class LiveReaders:
 
 
 class PlainReader:
-    """A plain consumer without a group, from the first offset on, in a thread.
+    """A consumer without a group, from the first offset on, in a thread.
 
-    A position that the endpoint refuses is an error: the reader has no reset policy.
+    A position that is refused is an error: the reader has no reset policy.
+
+    Args:
+        name: Its name, for messages.
+        config: The configuration of the consumer.
+        partitions: What it reads.
+        isolation: `isolation.level`.
+        rate: Maximum number of records per second.
+        open_consumer: Makes the consumer: one of Kafka, or one of Sidetier.
     """
 
     def __init__(
         self,
         name: str,
-        bootstrap: str,
+        config: Mapping[str, Any],
         partitions: Sequence[Partition],
         isolation: str,
+        *,
         rate: float | None = None,
+        open_consumer: Callable[[dict[str, Any]], Consumer | TieredConsumer] = Consumer,
     ) -> None:
         self.name = name
         self.rate = rate
@@ -155,7 +162,8 @@ class PlainReader:
         self.assignments: Mapping[Partition, Assignment] = {}
         self._partitions = partitions
         self._isolation = isolation
-        self._bootstrap = bootstrap
+        self._config = config
+        self._open_consumer = open_consumer
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._guarded, name=name, daemon=True)
 
@@ -179,6 +187,10 @@ class PlainReader:
         yield from self.problems
         yield from violations(truth, self.assignments.values(), "KAFKA_ONLY")
 
+    def late(self, truth: Truth) -> list[Partition]:
+        """The partitions of which it has not received the last record."""
+        return [tp for tp, (last, _) in truth.lasts.items() if self.last(tp) < last]
+
     def last(self, tp: Partition) -> int:
         """The last offset that was received; -1 before the first."""
         rows = self.assignments[tp].rows
@@ -191,17 +203,14 @@ class PlainReader:
             self.problems.append(repr(error))
 
     def _run(self) -> None:
-        consumer = Consumer(
+        consumer = self._open_consumer(
             {
-                "bootstrap.servers": self._bootstrap,
                 "group.id": self.name,
                 "enable.auto.commit": False,
                 "isolation.level": self._isolation,
                 "auto.offset.reset": "error",
-                "reconnect.backoff.max.ms": 500,
-                "check.crcs": True,
                 "log_level": 0,
-                **({} if self.rate is None else _NOTHING_AHEAD),
+                **self._config,
             }
         )
         try:

@@ -44,8 +44,9 @@ from tests.end_to_end.chaos.scene import (
     set_up,
 )
 from tests.end_to_end.chaos.schedule import FEW_PARTITIONS, NOT_EARLY, draw, draw_early
-from tests.end_to_end.chaos.served import LogStarts, Served, read_tails
+from tests.end_to_end.chaos.served import LogStarts, Served, high_watermarks, read_tails
 from tests.end_to_end.chaos.store import ChaosStore
+from tests.end_to_end.chaos.tail import TailReaders
 from tests.end_to_end.chaos.verdict import Evidence, found_in, violations
 from tests.harness.ci import EXPIRED, ExpiredWaitsError, TooLittleHappenedError
 from tests.harness.damaged_logs import Damage
@@ -109,11 +110,16 @@ class Report:
     live_kills: int = 0
     early: frozenset[str] = frozenset()
     parts: int = 0
+    tail_interval: float | None = None
+    from_tail: int = 0
 
     @property
     def summary(self) -> str:
         """One-line summary."""
         done = _listed(self.counts)
+        tail = "no tail"
+        if self.tail_interval is not None:
+            tail = f"readers of a tail every {self.tail_interval:g} s received {self.from_tail}"
         never, early = ", ".join(self.never) or "nothing", ", ".join(sorted(self.early))
         return (
             f"{self.acknowledged} records acknowledged, {self.stored} stored in {self.segments} "
@@ -128,6 +134,7 @@ class Report:
             f"{self.live_kills} times; "
             f"segments damaged at the end and reported: {_listed(self.damages)}; "
             f"{self.parts} parts of active segments stored early, of {early or 'no topic'}; "
+            f"{tail}; "
             f"{self.trims} trims by local retention seen, held {self.trims_held} times by an open "
             f"transaction; brokers have left out transaction markers of {self.markers_skipped} "
             f"partitions; "
@@ -166,6 +173,8 @@ class Report:
             "expired records": self.expired > 0,
             "records of the endpoint": self.live >= self.stored,
             "parts of active segments": self.parts > 0 or not self.early,
+            "records of archive and tail": self.tail_interval is None
+            or self.from_tail >= self.stored,
             **{f"damages {kind.name}": self.damages.get(kind.name, 0) > 0 for kind in Damage},
         }
         few = [name for name, there in enough.items() if not there]
@@ -181,7 +190,9 @@ class Report:
 class Chaos:
     """A run with one seed, one directory and a duration of faults."""
 
-    def __init__(self, seed: int, seconds: float, directory: Path) -> None:
+    def __init__(
+        self, seed: int, seconds: float, directory: Path, tail_interval: float | None = None
+    ) -> None:
         self.title = f"chaos seed {seed}, {seconds:g} s"
         self.properties = {**CLUSTER_PROPERTIES, **TWO_LOG_DIRS}
         self._schedule = draw(seed, seconds, len(PARTITIONS))
@@ -189,6 +200,7 @@ class Chaos:
         self._early = NOT_EARLY
         if seconds >= _LONG_SECONDS:
             self._early = draw_early(seed, [*TOPICS, *SPECIAL_TOPICS])
+        self._tail_interval = tail_interval
         self._directory = directory
         self._began = monotonic()
         self._events: deque[str] = deque(maxlen=_LAST_EVENTS)
@@ -209,13 +221,21 @@ class Chaos:
 
     def run(self, cluster: KafkaCluster, store: ChaosStore, disks: Mapping[int, Disk]) -> Report:
         """Execute the run, and check the result."""
-        self.tell(f"{self.title}; {self._early}")
+        self.tell(f"{self.title}; {self._early}; tail every {self._tail_interval} s")
         bootstrap, seed = cluster.bootstrap_servers, self._schedule.seed
         with ExitStack() as stack:
             enter = stack.enter_context
             enter(lines_of_readers(self._directory / "readers.log"))
             scene = enter(
-                set_up(cluster, store, self._directory, self.retention, disks, self._early)
+                set_up(
+                    cluster,
+                    store,
+                    self._directory,
+                    self.retention,
+                    disks=disks,
+                    early=self._early,
+                    tail_interval=self._tail_interval,
+                )
             )
             partitions = list(ALL_PARTITIONS)
             observer = enter(Observer(store.eye, scene.layout, partitions, self.tell))
@@ -244,6 +264,7 @@ class Chaos:
             config = consumer_config(scene, self._directory)
             readers = enter(RecreatedReaders(config, self.tell))
             live = enter(LiveReaders(scene, self._directory, self.tell))
+            tail = None if self._tail_interval is None else enter(TailReaders(config))
             stage = Stage(
                 scene,
                 self._ledger,
@@ -263,7 +284,7 @@ class Chaos:
             self._close_segments(special.values())
             self.tell("all is acknowledged")
             ending = Ending(scene, observer, served, careless, stage.broken)
-            return self._judge(ending, readers, live, nemesis.counts, problems, long, starts)
+            return self._judge(ending, readers, live, tail, nemesis.counts, problems, long, starts)
 
     def _close_segments(self, loads: Iterable[PausableLoad]) -> None:
         """Close segments: lost records are quarantined once the archive continues with the next
@@ -289,6 +310,7 @@ class Chaos:
         ending: Ending,
         readers: RecreatedReaders,
         live: LiveReaders,
+        tail: TailReaders | None,
         counts: Mapping[str, int],
         problems: list[str],
         long: LongTransactions,
@@ -300,6 +322,8 @@ class Chaos:
         truth = truth_of(self._ledger, (), (RECREATED,))
         problems += readers.end(truth, starts)
         problems += live.end(self._ledger)
+        if tail is not None:
+            problems += tail.end(self._ledger)
         self.tell("the readers have ended")
         bootstrap = ending.scene.cluster.bootstrap_servers
         tails = read_tails(bootstrap, starts, TAIL_SECONDS)
@@ -307,6 +331,9 @@ class Chaos:
             bootstrap, dict.fromkeys(TRIMMED_PARTITIONS, 0), TAIL_SECONDS, "read_committed"
         )
         problems += ending.end()
+        if tail is not None:
+            problems += tail.promote(self.tell)
+            ending.ends |= high_watermarks(bootstrap, PARTITIONS)
         eye, layout = ending.scene.store.eye, ending.scene.layout
         read = {tp: read_archive(eye, layout, tp) for tp in ALL_PARTITIONS}
         archives = {tp: archived for tp, archived in read.items() if archived is not None}
@@ -381,4 +408,6 @@ class Chaos:
             live_kills=live.kills,
             early=frozenset(self._early.topics),
             parts=ending.parts,
+            from_tail=0 if tail is None else tail.received,
+            tail_interval=self._tail_interval,
         )

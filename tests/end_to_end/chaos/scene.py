@@ -193,17 +193,23 @@ def make_disks(cluster: Path) -> Iterator[Mapping[int, Disk]]:
 
 
 @contextmanager
-def set_up(
+def set_up(  # noqa: PLR0913 -- half of them have a default
     cluster: KafkaCluster,
     store: ChaosStore,
     directory: Path,
     retention: float,
+    *,
     disks: Mapping[int, Disk] = MappingProxyType({}),
     early: Early = NOT_EARLY,
+    tail_interval: float | None = None,
 ) -> Iterator[Scene]:
     """Create topics whose closed segments are deleted after `retention` seconds, and ready
-    sidecars. With `disks`, also create the special topics and a spool on each disk.
+    sidecars. With `disks`, also create the special topics and a spool on each disk. With
+    `tail_interval` in seconds, all topics have a tail.
     """
+    uploader: dict[str, object] = {"early": early.settings}
+    if tail_interval is not None:
+        uploader["tail"] = {"interval": f"{tail_interval:g}s"}
     configs = small_segments(
         cluster.version,
         SEGMENT_BYTES,
@@ -222,7 +228,7 @@ def set_up(
         proxies = {b: stack.enter_context(S3Proxy(store.port)) for b in BROKERS}
         sidecars = {
             b: _sidecar(
-                cluster, store.behind(proxies[b].url), directory, b, early, spooled=bool(disks)
+                cluster, store.behind(proxies[b].url), directory, b, uploader, spooled=bool(disks)
             )
             for b in BROKERS
         }
@@ -242,7 +248,7 @@ def _sidecar(
     store: ArchiveStore,
     directory: Path,
     broker: int,
-    early: Early,
+    uploader: Mapping[str, object],
     *,
     spooled: bool,
 ) -> Sidecar:
@@ -252,7 +258,7 @@ def _sidecar(
     for spool in spools:
         spool.mkdir()
     pins = {"spool": [str(path) for path in spools]}
-    settings = merged(settings, {"uploader": {"pins": pins, "early": early.settings}})
+    settings = merged(settings, {"uploader": {**uploader, "pins": pins}})
     return Sidecar(directory / f"sidecar-{broker}", merged(settings, SIDECAR_SETTINGS), store)
 
 

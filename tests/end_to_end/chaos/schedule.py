@@ -272,6 +272,11 @@ def draw_early(seed: int, topics: Sequence[str]) -> Early:
     return Early(tuple(sorted(chosen)), dice.choice(_PART_BYTES), dice.choice(_PART_AGES))
 
 
+def draw_tail(seed: int) -> float | None:
+    """The interval of the tail packs of a seed, in seconds; None in one of four runs."""
+    return random.Random(f"{seed}/tail").choice((None, 1.0, 2.0, 5.0))
+
+
 _PART_BYTES: Sequence[int] = (2_000, 8_000, 1_000_000)
 _PART_AGES: Sequence[float] = (1.0, 3.0, 15.0)
 

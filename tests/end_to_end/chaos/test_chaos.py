@@ -12,6 +12,7 @@ import pytest
 from devtools.sandbox.kafka import KafkaCluster
 from tests.end_to_end.chaos.run import Chaos, Report
 from tests.end_to_end.chaos.scene import CONTROLLERS, make_disks
+from tests.end_to_end.chaos.schedule import draw_tail
 from tests.end_to_end.chaos.store import ChaosStore, azure_chaos, s3_chaos
 from tests.harness.azure import AzureContainer
 from tests.harness.ci import SEARCHES
@@ -40,7 +41,7 @@ def test_nothing_is_lost_with_kraft(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    chaos = Chaos(SEED, KRAFT_SECONDS, tmp_path)
+    chaos = Chaos(SEED, KRAFT_SECONDS, tmp_path, draw_tail(SEED) if SECONDS else 2.0)
     with make_disks(tmp_path / "kraft-1") as disks:
         cluster = kraft_cluster(brokers=3, controllers=CONTROLLERS, properties=chaos.properties)
         _judge(chaos, cluster, s3_chaos(s3_bucket), disks, record_property)
@@ -53,7 +54,7 @@ def test_nothing_is_lost_with_zookeeper(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    chaos = Chaos(SEED, ZOOKEEPER_SECONDS, tmp_path)
+    chaos = Chaos(SEED, ZOOKEEPER_SECONDS, tmp_path, draw_tail(SEED) if SECONDS else None)
     with make_disks(tmp_path / "zookeeper-1") as disks:
         cluster = zookeeper_cluster(brokers=3, properties=chaos.properties)
         _judge(chaos, cluster, s3_chaos(s3_bucket), disks, record_property)

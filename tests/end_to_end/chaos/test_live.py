@@ -63,7 +63,7 @@ def test_what_a_reader_must_receive_follows_its_isolation_level(
     isolation: str, offsets: list[int], said: list[str]
 ) -> None:
     tp = ("paid", 0)
-    with PlainReader("r", "127.0.0.1:1", [tp], isolation) as reader:
+    with PlainReader("r", {"bootstrap.servers": "127.0.0.1:1"}, [tp], isolation) as reader:
         reader.assignments[tp].rows += [(at, at + 10) for at in offsets]
     found = list(reader.violations(reader.truth(ledger())))
     assert len(found) == len(said)

@@ -28,6 +28,7 @@ from tests.end_to_end.chaos.schedule import (
     TroubleStore,
     draw,
     draw_early,
+    draw_tail,
     lasts,
 )
 from tests.harness.disks import Failure
@@ -52,6 +53,9 @@ def test_early_archiving_is_drawn_by_the_seed() -> None:
     for name in ("a", "b", "c"):
         assert 60 < sum(name in early.topics for early in drawn) < 140
     assert len({(early.bytes, early.age) for early in drawn}) == 9
+    intervals = [draw_tail(seed) for seed in range(200)]
+    assert set(intervals) == {None, 1.0, 2.0, 5.0}
+    assert 20 < intervals.count(None) < 80
 
 
 def test_longer_run_begins_like_a_shorter_one() -> None:

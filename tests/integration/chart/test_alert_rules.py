@@ -24,6 +24,7 @@ SCRAPED = 'job="sidetier",instance="b1:9108"'
 TP = f'{WHO},topic="orders",partition="3"'
 OLDEST_OF = f"sidetier_oldest_unstored_segment_age_seconds{{{TP}}}"
 UNARCHIVED_OF = f"sidetier_oldest_unarchived_record_age_seconds{{{TP}}}"
+UNSAFE = f"sidetier_unsafe_records_age_seconds{{{TP}}}"
 BASE_OF = f"sidetier_watermark_base_offset{{{TP}}}"
 EXCESS = f'sidetier_local_retention_excess_bytes{{{WHO},topic="orders",reason="group_behind"}}'
 TRIMMED = f'sidetier_local_retention_trimmed_bytes_total{{{WHO},topic="orders"}}'
@@ -158,6 +159,8 @@ CASES = (
          fires=True),
     Case("SidetierLogDirProblem", {f"sidetier_log_dir_problems{{{WHO}}}": "0x5 2x3 0x20"}, 12,
          fires=False),
+    Case("SidetierTailBehind", {UNSAFE: "0x2 61x5"}, 5, fires=True),
+    Case("SidetierTailBehind", {UNSAFE: "0x2 61 0x5"}, 5, fires=False),
     Case("SidetierDrillOld", {DRILL: "-1296000x90"}, 70, fires=True),
     Case("SidetierDrillOld", {DRILL: "-1280000x90"}, 70, fires=False),
     # Sidecars read the record at different times: the newest success counts.

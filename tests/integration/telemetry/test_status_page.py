@@ -156,13 +156,17 @@ def test_bar_shows_the_whole_log(page: Page, watched: Watched) -> None:
         "300,000 to 340,000: gap: deleted before it was archived; "
         "340,000 to 600,000: on the store only; "
         "600,000 to 1,000,000: on the store and the broker; "
-        "1,000,000 to 1,012,400: on the broker only"
+        "1,000,000 to 1,010,000: not archived, in tail packs and on the broker; "
+        "1,010,000 to 1,012,400: on the broker only"
+    )
+    assert bar.locator("xpath=following-sibling::small").text_content() == (
+        "archived up to 1,000,000, safe up to 1,010,000 (waiting for 1 min), log end 1,012,400"
     )
     widths: list[float] = bar.locator(".part").evaluate_all(
         "parts => parts.map(part => part.getBoundingClientRect().width)"
     )
-    assert len(widths) == 6
-    assert min(widths) >= 3  # 1.2 % of the log is still visible
+    assert len(widths) == 7
+    assert min(widths) >= 3  # 0.2 % of the log is still visible
     assert widths[4] > widths[1] > widths[2]
     assert watched.messages == []
 

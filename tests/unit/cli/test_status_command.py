@@ -176,6 +176,24 @@ def test_progress_of_an_upload_is_shown(
     assert second.endswith("  is being uploaded")
 
 
+def test_with_a_tail_its_end_and_the_time_that_records_wait_are_shown(
+    url: str, status: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    safe = replace(ACTIVE, safe_to=Offset(9755), unsafe_age_seconds=0.0)
+    late = replace(ACTIVE, partition=8, safe_to=Offset(9120), unsafe_age_seconds=125.0)
+    status.show(ARCHIVED, safe, late, replace(ACTIVE, partition=9, unsafe_age_seconds=70.0))
+    assert run(["status", "--url", url]) == 0
+    head, *rows = lines(capsys)
+    at = head.index("SAFE UP TO")
+    cells = {row.split()[0]: row[at:].split("  ")[0].strip() for row in rows[:4]}
+    assert cells == {
+        "orders-0": "-",
+        "orders-7": "9755",
+        "orders-8": "9120, waiting 2 min",
+        "orders-9": "0, waiting 1 min",
+    }
+
+
 def test_partitions_that_need_an_operator_come_first(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
