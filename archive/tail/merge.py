@@ -506,11 +506,14 @@ def _unread_reason(
 
 
 def _is_behind(source: PackedRow, pack: PackRef) -> bool:
-    """Whether a row is in a later pack of the same broker, and not as a copy."""
+    """Whether a row is in a later pack of the same broker, and not as a copy. Two sidecars of one
+    broker do not number their packs together, so the time must not be earlier either.
+    """
     return (
         source.pack is not None
         and source.pack.broker == pack.broker
         and source.pack.number > pack.number
+        and source.pack.modified_ms >= pack.modified_ms
         and not source.row.first_stored_ms
     )
 

@@ -252,6 +252,8 @@ def test_a_pack_that_cannot_be_read_may_have_a_claim() -> None:
     assert _left_out(merged, Reason.UNPROVEN) == [(1, 0, 50)]
     later = _at(_claim(5, new), 2, 2001)
     assert merge(_archived(0, old), [*rows, later], [unread]).end == 50
+    early = _at(_claim(5, new), 2, 1999)  # by another sidecar of this broker
+    assert merge(_archived(0, old), [*rows, early], [unread]).end == 0
     # ... or of another broker, so much later that a replaced leader would know.
     for stored_ms, end in ((2000 + ZOMBIE_MS, 0), (2001 + ZOMBIE_MS, 100)):
         more = _at(_range(6, old, 90, 100), 1, stored_ms)

@@ -318,6 +318,30 @@ def test_a_pack_behind_one_that_failed_does_not_count(
     assert site.cycle.safe()[log.tp].safe_up_to == 40
 
 
+def test_what_is_archived_while_its_pack_is_in_flight_is_not_sent_again(
+    site: TailSite, store: FakeStorage
+) -> None:
+    log = site.log_dir.create("t", 0)
+    site.run()
+    log.append(10)
+    site.sender.held = True
+    site.run()
+    site.archive_ends[log.tp] = 10
+    led = site.led()  # the board changes once
+    site.cycle.run(led)
+    site.sender.fail(site.sender.waiting[0], StoreUnavailableError("away"))
+    site.sender.held = False
+    packs = site.packs()
+    for _ in range(2):
+        site.time.now += 60
+        site.cycle.run(led)
+        site.cycle.settle(0)
+    assert (site.packs(), site.cycle.safe()[log.tp].safe_up_to) == (packs, 10)
+    log.append(5)
+    site.run()
+    assert merged(store, log, 10).end == 15
+
+
 def test_a_store_that_is_away_or_slow_holds_nothing_else_up(
     site: TailSite, store: FakeStorage
 ) -> None:
