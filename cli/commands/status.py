@@ -194,7 +194,7 @@ class StatusResult:
         if not self.show_all and len(rows) > MAX_ROWS:
             visible = [row for row in rows if row.group != _FINE]
         hidden = len(rows) - len(visible)
-        columns = (
+        columns: Sequence[str] = (
             "PARTITION",
             "STATE",
             "LOG END",
@@ -204,7 +204,7 @@ class StatusResult:
             "CLOSED SEGMENTS",
             "WAITING FOR",
         )
-        cells = [row.cells() for row in visible]
+        cells: list[Sequence[Cell]] = [row.cells() for row in visible]
         if all(row[_SAFE_TO] is None for row in cells):  # without tail packs
             columns = columns[:_SAFE_TO] + columns[_SAFE_TO + 1 :]
             cells = [[*row[:_SAFE_TO], *row[_SAFE_TO + 1 :]] for row in cells]
