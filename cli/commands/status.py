@@ -194,7 +194,7 @@ class StatusResult:
         if not self.show_all and len(rows) > MAX_ROWS:
             visible = [row for row in rows if row.group != _FINE]
         hidden = len(rows) - len(visible)
-        columns: Sequence[str] = (
+        columns: tuple[str, ...] = (
             "PARTITION",
             "STATE",
             "LOG END",
