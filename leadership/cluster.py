@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
+from time import monotonic
 from typing import Final
 
 import structlog
@@ -108,6 +110,7 @@ class QuietAdminClient(AdminClient):
     def __init__(self, settings: Mapping[str, str | int | float | bool]) -> None:
         """Create the client, which connects in the background."""
         self._log = _ClientLog()
+        self._refreshed = -inf
         super().__init__(dict(settings), logger=self._log)
         _drained.add(self)
 
@@ -119,6 +122,20 @@ class QuietAdminClient(AdminClient):
         why = self._log.connection_error
         inner = error.args[0]
         return f"{inner.str()}: {why}" if inner.code() in NO_ANSWER and why else inner.str()
+
+    @property
+    def metadata_age(self) -> float:
+        """Seconds since the last begin of `refresh_metadata`; infinite before the first."""
+        return monotonic() - self._refreshed
+
+    def refresh_metadata(self, timeout: float) -> None:
+        """Replace the cached metadata of all topics.
+
+        Raises:
+            KafkaException: No response within `timeout` seconds.
+        """
+        self._refreshed = monotonic()
+        self.list_topics(timeout=timeout)
 
     def drain_log(self) -> None:
         """Take over librdkafka's log lines, which it keeps in memory until then."""
@@ -166,6 +183,18 @@ _OLD_LEADER: Final = frozenset(
         KafkaError.KAFKA_STORAGE_ERROR,  # the leader's log dir went offline; another replica leads
     }
 )
+_NO_LEADER: Final = frozenset(
+    {
+        KafkaError._NOENT,  # noqa: SLF001 - if no partition of the request has one
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
+"""Errors of a partition of which the cached metadata has no leader."""
+_REFRESH_SECONDS: Final = 1.0
+"""Metadata of the whole cluster is not requested more often for partitions without a leader."""
 
 
 class End(Enum):
@@ -191,7 +220,7 @@ class LogOffset:
 
 
 def ask_offsets(
-    client: AdminClient,
+    client: QuietAdminClient,
     tps: Iterable[TopicPartition],
     end: End,
     timeout: float,
@@ -205,18 +234,21 @@ def ask_offsets(
         KafkaException: No request could be sent.
     """
     offsets = _ask(client, tps, end, timeout, isolation)
-    stale = [tp for tp, offset in offsets.items() if _has_outdated_leader(offset)]
-    if stale:
+    codes = {tp: _code(answer) for tp, answer in offsets.items()}
+    old = [tp for tp, code in codes.items() if code in _OLD_LEADER]
+    unknown = [tp for tp, code in codes.items() if code in _NO_LEADER]
+    if old or (unknown and client.metadata_age >= _REFRESH_SECONDS):
         # librdkafka sends the request to the leader and epoch of its cached metadata, and does not
-        # refresh the metadata after a refusal: the same error would be returned for minutes.
+        # refresh the metadata after a refusal, or if they have no leader: the same error would be
+        # returned for minutes.
         with suppress(KafkaException):
-            client.list_topics(timeout=timeout)
-            offsets |= _ask(client, stale, end, timeout, isolation)
+            client.refresh_metadata(timeout)
+            offsets |= _ask(client, [*old, *unknown], end, timeout, isolation)
     return offsets
 
 
-def _has_outdated_leader(answer: LogOffset | KafkaException) -> bool:
-    return isinstance(answer, KafkaException) and answer.args[0].code() in _OLD_LEADER
+def _code(answer: LogOffset | KafkaException) -> int | None:
+    return answer.args[0].code() if isinstance(answer, KafkaException) else None
 
 
 def _ask(
@@ -247,7 +279,7 @@ def _ask(
 
 
 def all_offsets(
-    client: AdminClient,
+    client: QuietAdminClient,
     tps: Iterable[TopicPartition],
     end: End,
     timeout: float,
