@@ -1,6 +1,6 @@
 """A partition's stored archive at the end of a run, decoded record by record."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sidetier.segments.headers import HEADER_BYTES, BatchHeader, walk_headers
@@ -39,7 +39,10 @@ class Archived:
 
 
 def read_archive(eye: Eye, layout: ArchiveLayout, tp: Partition) -> Archived | None:
-    """Read a whole archive; None if the partition has no watermark.
+    """Read a whole archive without orphans; None if the partition has no watermark.
+
+    An orphan is a `.log` that `_metadata` leaves out and whose offsets others have: a late request
+    of a former leader's sidecar has stored it, and no reader takes it.
 
     Raises:
         DamagedSegmentError: a `.log` is not a sequence of complete, valid record batches.
@@ -50,11 +53,14 @@ def read_archive(eye: Eye, layout: ArchiveLayout, tp: Partition) -> Archived | N
         return None
     mark, prefix = parse_mark(data), layout.partition_prefix(place)
     listed = parse_metadata(eye.read(layout.metadata_key(place)))
-    files = files_of(eye.listing(prefix), prefix)
+    files = dict(files_of(eye.listing(prefix), prefix))
+    bases = sorted(base for base in files if "log" in files[base] and base <= mark.base)
+    logs = {base: eye.read(f"{prefix}{base:020d}.log") or b"" for base in bases}
+    for orphan in _orphans(logs, {base for base, _ in listed}):
+        del files[orphan], logs[orphan]
     reading = _Reading()
-    for base in sorted(base for base in files if "log" in files[base] and base <= mark.base):
-        key = f"{prefix}{base:020d}.log"
-        reading.add(base, eye.read(key) or b"", key)
+    for base, log in logs.items():
+        reading.add(base, log, f"{prefix}{base:020d}.log")
     return Archived(
         mark=mark,
         files=files,
@@ -66,6 +72,25 @@ def read_archive(eye: Eye, layout: ArchiveLayout, tp: Partition) -> Archived | N
         controls=frozenset(reading.controls),
         disorder=tuple(reading.disorder),
     )
+
+
+def _orphans(logs: Mapping[int, bytes], named: Collection[int]) -> list[int]:
+    """The base offsets of the logs that `_metadata` does not name, and that others cover."""
+    extents = {base: _extent(log) for base, log in logs.items() if log}
+    covered = [extent for base, extent in extents.items() if base in named]
+
+    def is_covered(start: int, end: int) -> bool:
+        for first, after in sorted(covered):
+            if first <= start < after:
+                start = after
+        return start >= end
+
+    return [base for base, extent in extents.items() if base not in named and is_covered(*extent)]
+
+
+def _extent(log: bytes) -> Range:
+    headers = [header for header, _ in _batches(log)]
+    return headers[0].base_offset, headers[-1].last_offset + 1
 
 
 def read_set_aside(eye: Eye, prefix: str) -> SetAside:

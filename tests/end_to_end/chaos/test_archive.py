@@ -55,9 +55,12 @@ class Store:
         return {key: "" for key in sorted(self.objects) if key.startswith(prefix) and key > after}
 
 
-def archived(mark: Mark, logs: Mapping[int, bytes]) -> Archived:
-    """The archive read from these `.log` files with a watermark."""
+def archived(mark: Mark, logs: Mapping[int, bytes], named: Sequence[int] = ()) -> Archived:
+    """The archive read from these `.log` files with a watermark; `_metadata` names some of them."""
     store = Store()
+    rows = [{"baseOffset": base, "timestamp": 1} for base in named]
+    metadata = {"metadata": {"timeindex": {"entries": rows}}}
+    store.objects["test/t-0/_metadata"] = json.dumps(metadata).encode()
     for base, log in logs.items():
         for kind in KINDS:
             store.objects[f"test/t-0/{base:020d}.{kind}"] = log
@@ -107,6 +110,16 @@ def test_descending_and_duplicate_offsets_are_reported() -> None:
     said = archived(Mark(2, 3), logs).disorder
     assert any("offset 2 follows on 2" in problem for problem in said)
     assert any("offset 2 is stored with other bytes" in problem for problem in said)
+
+
+def test_orphan_is_left_out_if_named_logs_cover_it() -> None:
+    logs = {0: batch(0, [b"a", b"b"]), 1: batch(1, [b"b", b"c"]), 2: batch(2, [b"c", b"d"])}
+    found = archived(Mark(2, 4), logs, named=(0, 2))
+    assert found.extents == {0: (0, 2), 2: (2, 4)}
+    assert 1 not in found.files
+    assert found.disorder == ()
+    found = archived(Mark(2, 4), {**logs, 2: batch(3, [b"d"])}, named=(0, 2))
+    assert found.extents.keys() == {0, 1, 2}, "offset 2 is in the unnamed log alone"
 
 
 def test_quarantined_records_are_read_from_all_folders() -> None:
