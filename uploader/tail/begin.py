@@ -107,9 +107,17 @@ def find_begin(
     joined_to = at
     if len(known) <= len(rows):
         joined_to = _joined_by_readers(led, start, rows, gaps)
-    doubt, claim_ends_it = _doubt(led, start, history, rows, gaps, unread, now_ms)
+    # Only what is stored counts: readers do not see the own claim before.
+    doubt = unread_reason(rows, history, unread)
     if doubt is not None:
-        joined_to, has_claim = start, has_claim and not claim_ends_it
+        has_claim = has_claim and not _are_old(unread, now_ms)
+    elif unread:
+        stored = _merged(led, start, rows, gaps, unread)
+        doubt = None if stored is None else stored.unread
+    if doubt is not None:
+        joined_to = start
+        tp = led.tp
+        log.warning("tail.unread_pack", topic=tp.topic, partition=tp.partition, reason=doubt)
     if merged is None:
         reached = Reached(start, None)
         return TailBegin(start, reached, joined_to, history, gaps, has_claim, Offset(0), doubt)
@@ -121,31 +129,9 @@ def find_begin(
     return TailBegin(start, reached, joined_to, history, gaps, has_claim, log_start, doubt)
 
 
-def _doubt(
-    led: TailPartition,
-    start: Offset,
-    history: EpochHistory,
-    rows: Sequence[PackedRow],
-    gaps: Sequence[OffsetRange],
-    unread: Sequence[PackRef],
-    now_ms: int,
-) -> tuple[str | None, bool]:
-    """Return why packs that cannot be read leave readers no tail, and whether a claim that is
-    stored now ends it. Only stored rows count. None if readers have one.
-    """
-    if not unread:
-        return None, False
-    reason = unread_reason(rows, history, unread)
-    may_end = all(pack.modified_ms + ZOMBIE_MS + _CLOCKS_MS < now_ms for pack in unread)
-    if reason is None:
-        may_end = False
-        found = _merged(led, start, rows, gaps, unread)
-        reason = None if found is None else found.unread
-    if reason is not None:
-        log.warning(
-            "tail.unread_pack", topic=led.tp.topic, partition=led.tp.partition, reason=reason
-        )
-    return reason, may_end
+def _are_old(packs: Iterable[PackRef], now_ms: int) -> bool:
+    """Whether a claim that is stored now shows that packs have no claim of a later leader."""
+    return all(pack.modified_ms + ZOMBIE_MS + _CLOCKS_MS < now_ms for pack in packs)
 
 
 def _joined_by_readers(

@@ -238,6 +238,7 @@ class TailCycle:
                 -1 if progress is None else progress.stored.newest_ms,
                 None if waits is None else int((since_1970 + waits) * 1000),
                 tail.hold.error,
+                None if tail.answer is None else tail.answer.offset,
             )
         self._safe = found
         return found
@@ -259,10 +260,11 @@ class TailCycle:
         now = self._clock.monotonic()
         for tail, answer in zip(self._tails.values(), ends, strict=True):
             if isinstance(answer, AnsweredOffset) and answer.leader_epoch == tail.led.leader_epoch:
+                if tail.waiting_since is not None and tail.answer != answer:
+                    self._safe = None
                 tail.answer, tail.answered_at = answer, now
                 self._note_answer(tail, now)
             else:  # it does not lead in this epoch, or not yet
-                tail.answer = None
                 self._note_silence(tail)
         if now >= self._log_starts_at:
             self._ask_log_starts()
@@ -280,6 +282,8 @@ class TailCycle:
     def _note_silence(self, tail: LedTail) -> None:
         """Note that the broker has not answered for a partition. Records may be waiting."""
         silent = self._clock.monotonic() - tail.answered_at
+        if tail.answer is not None:
+            tail.answer = self._safe = None
         if tail.waiting_since is None and silent > self._interval:
             tail.waiting_since, self._safe = tail.answered_at, None
 
