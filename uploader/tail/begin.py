@@ -116,8 +116,6 @@ def find_begin(
         doubt = None if stored is None else stored.unread
     if doubt is not None:
         joined_to = start
-        tp = led.tp
-        log.warning("tail.unread_pack", topic=tp.topic, partition=tp.partition, reason=doubt)
     if merged is None:
         reached = Reached(start, None)
         return TailBegin(start, reached, joined_to, history, gaps, has_claim, Offset(0), doubt)

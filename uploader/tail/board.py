@@ -46,8 +46,8 @@ class SafePartition(NamedTuple):
         safe_up_to: End of what readers get from archive and packs, exclusive, as far as this
             process knows; None until the packs were read.
         newest_ms: Largest timestamp of what this process has stored, in ms since 1970; -1 if none.
-        waiting_since_ms: Since when committed records wait, or since when it is not known whether
-            some do, in ms since 1970; None if none do.
+        waiting_since_ms: Since when committed records wait or do not reach readers, or since when
+            it is not known whether some do, in ms since 1970; None if none do.
         error: Why the last range was refused; None if none was.
         high_watermark: The broker's last answer. Nothing waits once the archive has reached it.
             None if the broker has not answered for so long that more records may wait.

@@ -140,6 +140,10 @@ class PackReadings:
         else:
             hold.fail(str(reading.error), self._now(), _LONGEST_HOLD)
             log.warning("tail.unavailable", error=str(reading.error))
+        begins = [begin for begin in reading.begins if isinstance(begin, TailBegin)]
+        unread = [begin.unread for begin in begins if begin.unread is not None]
+        if unread:  # one line: a pack may leave all partitions without a tail
+            log.warning("tail.unread_pack", partitions=len(unread), first=unread[0])
         return zip(reading.tails, reading.begins, strict=reading.error is None)
 
     def _hold(self, key: int) -> Backoff:
