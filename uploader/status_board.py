@@ -360,7 +360,9 @@ def _current(
 
 def _safe_of(safe: SafePartition, archive_end: Offset, now: float) -> dict[str, Any]:
     """Return the fields about the tail."""
-    since_ms = safe.waiting_since_ms
+    since_ms, end = safe.waiting_since_ms, safe.high_watermark
+    if end is not None and end <= archive_end:
+        since_ms = None
     fields: dict[str, Any] = {
         "unsafe_age_seconds": 0.0 if since_ms is None else max(0.0, now - since_ms / 1000)
     }

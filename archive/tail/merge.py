@@ -20,7 +20,7 @@ and checksum; parts of rows that overlap are compared by `read` when it has thei
 
 As long as the claim of a new leader is not in the packs, nothing shows that records of the one
 before it are stale after an unclean election. A pack that cannot be read may have such a claim:
-then a partition has no tail, unless its newest leader has stored rows since (`_unread_reason`).
+then a partition has no tail, unless its newest leader has stored rows since (`unread_reason`).
 """
 
 from bisect import bisect_right
@@ -271,7 +271,7 @@ def merge(
     begin = archived.end
     if begin is None:
         begin = pieces[0].start if pieces else Offset(0)
-    doubt = _unread_reason(ours, epochs, unread) if pieces else None
+    doubt = unread_reason(ours, epochs, unread) if pieces else None
     is_unproven = any(out.reason is Reason.UNPROVEN for out in left_out)
     if doubt is None and unread and (is_unproven or (pieces and _may_diverge(archived, epochs))):
         doubt = f"{unread[0].key} cannot be read, and may show what the newest leader has"
@@ -479,7 +479,7 @@ def _may_diverge(archived: ArchivedPart, epochs: EpochHistory) -> bool:
     return stored is not None and epochs.epoch_at(last) is None
 
 
-def _unread_reason(
+def unread_reason(
     ours: Sequence[PackedRow], epochs: EpochHistory, unread: Iterable[PackRef]
 ) -> str | None:
     """Return why a pack that cannot be read leaves the tail empty; None if none does.

@@ -144,6 +144,8 @@ class TailSite:
         self.source = OffsetsByHand(lambda: self.log_dir.partitions)
         self.archive_ends: dict[TopicPartition, int] = {}
         self.archived_epochs: dict[TopicPartition, EpochHistory] = {}
+        """The epochs of the archive, known to the daemon; otherwise those of the log, once the
+        archive end has moved."""
         self.restart()
 
     def restart(self) -> None:
@@ -157,6 +159,7 @@ class TailSite:
             self.broker,
             self.time.clock,
         )
+        self._loaded: dict[tuple[TopicPartition, int], int] = {}
 
     def check_sent(self, job: PackJob) -> None:
         """Every range is in the log of the leader that has just answered for it."""
@@ -194,11 +197,25 @@ class TailSite:
                 LeaderEpoch(logs[tp].epoch),
                 logs[tp].topic_id,
                 Offset(self.archive_ends.get(tp, 0)),
-                self.archived_epochs.get(tp)
-                or archived_epochs(logs[tp], self.archive_ends.get(tp, 0)),
+                self._known_epochs(logs[tp]),
             )
             for tp in (logs if tps is None else tps)
         }
+
+    def _known_epochs(self, log: PartitionLog) -> EpochHistory:
+        """The archived epochs that the daemon has: none before its first commit as the leader."""
+        end = self.archive_ends.get(log.tp, 0)
+        has_committed = self._loaded.setdefault((log.tp, log.epoch), end) != end
+        known = archived_epochs(log, end) if has_committed else NO_EPOCHS
+        return self.archived_epochs.get(log.tp, known)
+
+    def stored_archive(self, tp: TopicPartition) -> ArchivedPart | None:
+        """What the store has of the archive of a partition."""
+        log, end = self.log_dir.partitions.get(tp), self.archive_ends.get(tp, 0)
+        if log is None or not end:
+            return None
+        epochs = self.archived_epochs.get(tp, archived_epochs(log, end))
+        return ArchivedPart(Offset(end), epochs, log.topic_id)
 
     def run(self, tps: Iterable[TopicPartition] | None = None) -> None:
         """One cycle, and what is in flight after it. Time passes first."""

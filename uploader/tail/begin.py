@@ -5,7 +5,16 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow, Reason, merge
+from sidetier.archive.tail.merge import (
+    ZOMBIE_MS,
+    ArchivedPart,
+    MergedTail,
+    PackedRow,
+    PackRef,
+    Reason,
+    merge,
+    unread_reason,
+)
 from sidetier.archive.tail.pack import claim
 from sidetier.segments.epoch_history import EpochHistory, contradiction
 from sidetier.segments.errors import ArchiveError
@@ -16,6 +25,8 @@ from sidetier.uploader.tail.progress import Reached
 from sidetier.uploader.tail.ranges import history_from
 
 log: Final = structlog.get_logger()
+_CLOCKS_MS: Final = 60_000
+"""How far the clock of the store may be behind that of this machine."""
 
 
 class TailBegin(NamedTuple):
@@ -25,11 +36,13 @@ class TailBegin(NamedTuple):
         start: Where it begins without packs: the archive end offset, or the divergence offset.
         reached: The end of the merged tail.
         joined_to: Up to where readers join it, whatever is stored; None if they join all. It holds
-            until the archive changes.
+            until the archive changes, or the packs are read again.
         history: The epoch history of the log, from its first batch on.
         gaps: The recorded gaps of the archive, as far as they were needed.
         has_claim: Whether a stored row shows all that this leader's claim shows.
         log_start: Highest log start offset in the packs.
+        unread: Why readers join nothing: a pack that cannot be read may show that a later leader
+            has discarded the records. None if they do.
     """
 
     start: Offset
@@ -39,6 +52,7 @@ class TailBegin(NamedTuple):
     gaps: Sequence[OffsetRange]
     has_claim: bool
     log_start: Offset
+    unread: str | None = None
 
     @property
     def unjoined(self) -> OffsetRange | None:
@@ -51,6 +65,8 @@ def find_begin(
     history: EpochHistory,
     rows: Iterable[PackedRow],
     gaps_of: Callable[[TopicPartition], Sequence[OffsetRange]],
+    unread: Sequence[PackRef] = (),
+    now_ms: int = 0,
 ) -> TailBegin:
     """Find where a tail begins: where this leader's own claim ends the merged tail. The records
     below are the same in its own log.
@@ -63,6 +79,8 @@ def find_begin(
         history: The `leader-epoch-checkpoint` of its log.
         rows: The stored rows of all brokers.
         gaps_of: Reads the recorded gaps of an archive; called where its epochs contradict the log.
+        unread: The live packs that cannot be read.
+        now_ms: The time, in ms since 1970.
 
     Raises:
         StorageError, ArchiveError: The gaps cannot be read.
@@ -89,15 +107,29 @@ def find_begin(
     joined_to = at
     if len(known) <= len(rows):
         joined_to = _joined_by_readers(led, start, rows, gaps)
+    # Only what is stored counts: readers do not see the own claim before.
+    doubt = unread_reason(rows, history, unread)
+    if doubt is not None:
+        has_claim = has_claim and not _are_old(unread, now_ms)
+    elif unread:
+        stored = _merged(led, start, rows, gaps, unread)
+        doubt = None if stored is None else stored.unread
+    if doubt is not None:
+        joined_to = start
     if merged is None:
         reached = Reached(start, None)
-        return TailBegin(start, reached, joined_to, history, gaps, has_claim, Offset(0))
+        return TailBegin(start, reached, joined_to, history, gaps, has_claim, Offset(0), doubt)
     if any(out.reason is Reason.DIVERGED for out in merged.left_out):
         joined_to = start
     newest = -1 if merged.newest_ms is None else merged.newest_ms
     reached = Reached(merged.end, _open_at_end(merged), newest)
     log_start = merged.log_start or Offset(0)
-    return TailBegin(start, reached, joined_to, history, gaps, has_claim, log_start)
+    return TailBegin(start, reached, joined_to, history, gaps, has_claim, log_start, doubt)
+
+
+def _are_old(packs: Iterable[PackRef], now_ms: int) -> bool:
+    """Whether a claim that is stored now shows that packs have no claim of a later leader."""
+    return all(pack.modified_ms + ZOMBIE_MS + _CLOCKS_MS < now_ms for pack in packs)
 
 
 def _joined_by_readers(
@@ -122,11 +154,12 @@ def _merged(
     start: Offset,
     rows: Iterable[PackedRow],
     gaps: Sequence[OffsetRange] = (),
+    unread: Sequence[PackRef] = (),
 ) -> MergedTail | None:
     """Merge rows behind the archive up to `start`; None if they contradict each other."""
     archived = ArchivedPart(start, led.archived_epochs, led.topic_id, gaps)
     try:
-        return merge(archived, rows)
+        return merge(archived, rows, unread)
     except ArchiveError as error:
         log.warning(
             "tail.conflict", topic=led.tp.topic, partition=led.tp.partition, error=str(error)

@@ -4,7 +4,7 @@ The daemon notes a partition when something about it changes, so that idle parti
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -13,6 +13,7 @@ import structlog
 from sidetier.config.uploader import TailConfig
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
+from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.state.partition import Partition
 
 log: Final = structlog.get_logger()
@@ -45,15 +46,18 @@ class SafePartition(NamedTuple):
         safe_up_to: End of what readers get from archive and packs, exclusive, as far as this
             process knows; None until the packs were read.
         newest_ms: Largest timestamp of what this process has stored, in ms since 1970; -1 if none.
-        waiting_since_ms: Since when committed records wait, or since when it is not known whether
-            some do, in ms since 1970; None if none do.
+        waiting_since_ms: Since when committed records wait or do not reach readers, or since when
+            it is not known whether some do, in ms since 1970; None if none do.
         error: Why the last range was refused; None if none was.
+        high_watermark: The broker's last answer. Nothing waits once the archive has reached it.
+            None if the broker has not answered for so long that more records may wait.
     """
 
     safe_up_to: Offset | None
     newest_ms: int
     waiting_since_ms: int | None
-    error: str | None
+    error: str | None = None
+    high_watermark: Offset | None = None
 
 
 def tail_partition(partition: Partition) -> TailPartition | None:
@@ -89,6 +93,24 @@ def tail_partition(partition: Partition) -> TailPartition | None:
     )
 
 
+def is_tail_halted(partition: Partition) -> bool:
+    """Whether the tail of a led partition without an entry should be stored: its archive cannot be
+    read, is halted, or has diverged, or it is not known whether this broker leads.
+    """
+    archive = partition.archive
+    begins_later = archive is not None and archive.next_offset is None and partition.halt is None
+    return (
+        partition.stores_tail
+        and partition.following is None
+        and not partition.lost
+        and partition.refused is None
+        and not partition.is_sparse
+        and partition.leader_epoch != UNKNOWN_EPOCH
+        and partition.topic_id is not None
+        and not begins_later
+    )
+
+
 class TailBoard:
     """Passes the led partitions from the daemon's thread to the writer's thread.
 
@@ -96,12 +118,14 @@ class TailBoard:
     has changed: otherwise the tail would stop with each doubt about the archive.
     """
 
-    def __init__(self, rules: TailConfig) -> None:
+    def __init__(self, rules: TailConfig, wall: Callable[[], float] = SYSTEM_CLOCK.wall) -> None:
         self._rules = rules
+        self._wall = wall
         self._lock = threading.Lock()
         self._partitions: dict[TopicPartition, TailPartition] = {}
         self._snapshot: Mapping[TopicPartition, TailPartition] = MappingProxyType({})
         self._changed = False
+        self._halted: dict[TopicPartition, SafePartition] = {}
         self._warned = False
 
     def selects(self, topic: str) -> bool:
@@ -118,6 +142,7 @@ class TailBoard:
         known = self._partitions.get(tp)
         if entry is None and known is not None and _only_archive_unknown(partition, known):
             return
+        self._note_halted(tp, halted=entry is None and is_tail_halted(partition))
         if entry == known:
             return
         with self._lock:
@@ -131,6 +156,22 @@ class TailBoard:
         """Note that this broker no longer leads a partition."""
         with self._lock:
             self._changed = self._partitions.pop(tp, None) is not None or self._changed
+        self._note_halted(tp, halted=False)
+
+    @property
+    def halted(self) -> Mapping[TopicPartition, SafePartition]:
+        """Partitions whose tail is not stored, although it should be. Any thread may read it."""
+        with self._lock:
+            return dict(self._halted)
+
+    def _note_halted(self, tp: TopicPartition, *, halted: bool) -> None:
+        if halted == (tp in self._halted):
+            return
+        with self._lock:
+            if halted:
+                self._halted[tp] = SafePartition(None, -1, int(self._wall() * 1000))
+            else:
+                del self._halted[tp]
 
     def snapshot(self) -> Mapping[TopicPartition, TailPartition]:
         """Return all partitions. The same object as long as nothing has changed."""

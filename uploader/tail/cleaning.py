@@ -86,7 +86,7 @@ DELETED_AFTER: Final = 3600.0
 QUARANTINED_AFTER: Final = 3600.0
 """Seconds from the first cleaning that has found other records in the archive."""
 ASKED_AGAIN: Final = 3600.0
-"""Seconds until the archive of a partition that this broker does not lead is read again."""
+"""Seconds until the stored archive of a partition is read again."""
 _UNREADABLE: Final = (*PACK_GONE, MalformedObjectError, ChecksumMismatchError, EncryptionError)
 """Errors of one pack. Others are of the store."""
 
@@ -259,7 +259,8 @@ class TailCleaner:
         stores: Returns the stores in use, with the numbers of this broker's packs there.
         inventory_of: Reads the live packs of a store.
         place_of: Where a topic is stored.
-        archived_of: What the archive has of a partition that this broker does not lead.
+        archived_of: What the archive has of a partition that this broker does not lead, or whose
+            archived leader epochs it has not read since it leads.
         broker: This broker.
         clock: The time.
     """
@@ -281,7 +282,7 @@ class TailCleaner:
         self._clock = clock
         self._seen: dict[int, _Seen] = defaultdict(_Seen)
         self._asked: dict[TopicPartition, tuple[float, ArchivedPart | None]] = {}
-        """The archives of partitions of other leaders, and when each was read."""
+        """The stored archives that were read, and when."""
         self._reported: dict[str, str] = {}
         """What was logged: it is not repeated as long as it lasts."""
         self.totals = CleaningTotals()
@@ -549,7 +550,7 @@ class _Judge:
         if _key_of(source) in self._moved:
             self.moved_rows.add(_key_of(source))
             return False
-        archived = self._archived_of(row.tp)
+        archived = self._archived_of(row)
         need = Need.NEEDED if archived is None else need_of(row, archived)
         if archived is not None and need is Need.REPLACED:
             # Their records were not archived, and are not replaced either.
@@ -582,15 +583,27 @@ class _Judge:
         history = self._logs[row.tp]
         return next(replaced(row, history, MAX_OFFSET), None) is not None
 
-    def _archived_of(self, tp: TopicPartition) -> ArchivedPart | None:
-        if tp not in self._archived:
-            part = self._led.get(tp)
-            if part is not None:
-                archived = ArchivedPart(part.archive_end, part.archived_epochs, part.topic_id)
-                self._archived[tp] = archived
-            else:
-                self._archived[tp] = self._try(tp, self._ask, None)
-        return self._archived[tp]
+    def _archived_of(self, row: TailRow) -> ArchivedPart | None:
+        """Return what the archive of a row's partition has."""
+        tp = row.tp
+        if tp in self._archived:
+            return self._archived[tp]
+        part = self._led.get(tp)
+        if part is None:
+            self._archived[tp] = self._try(tp, self._ask, None)
+            return self._archived[tp]
+        known = ArchivedPart(part.archive_end, part.archived_epochs, part.topic_id)
+        if not part.archived_epochs.entries:
+            # As after a restart: the sidecar reads the epochs with its next commit.
+            if not 0 < part.archive_end >= row.end:
+                return known
+            stored = self._try(tp, self._ask, None)
+            # Not if its end has fallen since: what was above is in quarantine.
+            is_same = stored is not None and stored.topic_id in {None, part.topic_id}
+            if is_same and stored is not None and (stored.end or 0) <= part.archive_end:
+                known = replace(stored, topic_id=part.topic_id)
+        self._archived[tp] = known
+        return known
 
     def _gaps_of(self, tp: TopicPartition) -> Sequence[OffsetRange]:
         if tp not in self._gaps:

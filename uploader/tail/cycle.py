@@ -71,6 +71,8 @@ MIN_ROOM: Final = 1 << 20
 """No pack is begun for fewer bytes. After a failed pack, the next one has no more."""
 LOG_START_SECONDS: Final = 600.0
 """How often partitions without new records are asked for their log start offsets."""
+LOOK_AGAIN_SECONDS: Final = 600.0
+"""How often packs that cannot be read are tried again, where they leave readers no tail."""
 _LONGEST_HOLD: Final = 60.0
 _LONGEST_STORE_HOLD: Final = 30.0
 
@@ -164,6 +166,8 @@ class TailCycle:
         self._tails: dict[TopicPartition, LedTail] = {}
         self._starting: dict[TopicPartition, LedTail] = {}
         """Those whose begin is not known yet."""
+        self._doubted: dict[TopicPartition, LedTail] = {}
+        """Those of which readers join nothing, because of a pack that cannot be read."""
         self._inexact: dict[TopicPartition, LedTail] = {}
         """Those with transactions that no snapshot shows: their last stable offset is asked for."""
         self._asked: list[TailPartition] = []
@@ -188,6 +192,7 @@ class TailCycle:
         """
         self._take_finished()
         self._follow(led)
+        self._look_again()
         if not self._tails:
             return
         try:
@@ -233,6 +238,7 @@ class TailCycle:
                 -1 if progress is None else progress.stored.newest_ms,
                 None if waits is None else int((since_1970 + waits) * 1000),
                 tail.hold.error,
+                None if tail.answer is None else tail.answer.offset,
             )
         self._safe = found
         return found
@@ -254,10 +260,11 @@ class TailCycle:
         now = self._clock.monotonic()
         for tail, answer in zip(self._tails.values(), ends, strict=True):
             if isinstance(answer, AnsweredOffset) and answer.leader_epoch == tail.led.leader_epoch:
+                if tail.waiting_since is not None and tail.answer != answer:
+                    self._safe = None
                 tail.answer, tail.answered_at = answer, now
                 self._note_answer(tail, now)
             else:  # it does not lead in this epoch, or not yet
-                tail.answer = None
                 self._note_silence(tail)
         if now >= self._log_starts_at:
             self._ask_log_starts()
@@ -266,7 +273,7 @@ class TailCycle:
     def _note_answer(self, tail: LedTail, now: float) -> None:
         if tail.progress is None or tail.answer is None:
             return
-        if tail.answer.offset <= tail.progress.stored.end:
+        if tail.all_is_safe:
             if tail.waiting_since is not None:
                 tail.waiting_since = self._safe = None
         elif tail.waiting_since is None:
@@ -275,6 +282,8 @@ class TailCycle:
     def _note_silence(self, tail: LedTail) -> None:
         """Note that the broker has not answered for a partition. Records may be waiting."""
         silent = self._clock.monotonic() - tail.answered_at
+        if tail.answer is not None:
+            tail.answer = self._safe = None
         if tail.waiting_since is None and silent > self._interval:
             tail.waiting_since, self._safe = tail.answered_at, None
 
@@ -311,15 +320,33 @@ class TailCycle:
         for tp, entry in led.items():
             tail = self._tails.get(tp)
             if tail is None or not tail.follow(entry):
-                self._drop(tp)
-                # Records may be waiting: where its tail ends is not known yet.
-                new = LedTail(entry, answered_at=now, waiting_since=now)
-                self._tails[tp] = self._starting[tp] = new
+                self._anew(entry, now)
         self._asked = [tail.led for tail in self._tails.values()]
 
     def _drop(self, tp: TopicPartition) -> None:
-        for known in (self._tails, self._starting, self._inexact):
+        for known in (self._tails, self._starting, self._inexact, self._doubted):
             known.pop(tp, None)
+
+    def _anew(self, entry: TailPartition, now: float) -> None:
+        """Begin a tail. Records may be waiting: where it ends is not known yet."""
+        old = self._tails.get(entry.tp)
+        since = None if old is None else old.waiting_since
+        self._drop(entry.tp)
+        new = LedTail(entry, answered_at=now, waiting_since=now if since is None else since)
+        self._tails[entry.tp] = self._starting[entry.tp] = new
+
+    def _look_again(self) -> None:
+        """Begin the tails anew of which readers joined nothing, because of an unread pack."""
+        now = self._clock.monotonic()
+        due = [
+            tail
+            for tail in self._doubted.values()
+            if tail.looks_again_at is not None and tail.looks_again_at <= now
+        ]
+        for tail in due:
+            self._anew(tail.led, now)
+        if due:
+            self._safe, self._asked = None, [tail.led for tail in self._tails.values()]
 
     def _group(self, topic: str) -> _Group:
         place = self._place(topic)
@@ -366,8 +393,10 @@ class TailCycle:
 
     def _begin(self, tail: LedTail, now: float) -> None:
         """Begin once the packs were read and the broker has answered."""
-        if tail.begin_now():
+        if tail.begin_now(now + LOOK_AGAIN_SECONDS):
             self._safe = None
+            if tail.looks_again_at is not None:
+                self._doubted[tail.tp] = tail
             self._note_answer(tail, now)
             del self._starting[tail.tp]
 

@@ -37,6 +37,7 @@ class LedTail:
         hold: After a range that was refused.
         answer: The high watermark; None if the broker has not answered for this partition.
         last_stable: The last stable offset, if it was asked for before the high watermark.
+        looks_again_at: When the packs are read again, in monotonic seconds: one could not be read.
     """
 
     led: TailPartition
@@ -52,11 +53,19 @@ class LedTail:
     hold: Backoff = field(default_factory=Backoff)
     answer: AnsweredOffset | None = None
     last_stable: Offset | None = None
+    looks_again_at: float | None = None
 
     @property
     def tp(self) -> TopicPartition:
         """The partition."""
         return self.led.tp
+
+    @property
+    def all_is_safe(self) -> bool:
+        """Whether readers get all committed records that the broker has last answered for."""
+        if self.answer is None or self.progress is None:
+            return False
+        return self.answer.offset <= max(self.progress.safe_up_to, self.led.archive_end)
 
     def follow(self, entry: TailPartition) -> bool:
         """Take what the daemon knows now. Return False if the tail begins anew: in another leader
@@ -90,9 +99,12 @@ class LedTail:
         if self.progress is not None and self.progress.archived(self.led.archive_end):
             self.position = None
 
-    def begin_now(self) -> bool:
+    def begin_now(self, look_again_at: float) -> bool:
         """Begin if the packs were read and the broker has answered: it is the witness for what they
         have. Return whether it has begun.
+
+        Args:
+            look_again_at: When to read the packs again if one could not be read.
         """
         begin, answer = self.begin, self.answer
         if begin is None or answer is None:
@@ -111,6 +123,7 @@ class LedTail:
         self.progress = TailProgress(reached, begin.unjoined)
         self.log_start = begin.log_start
         self.claims = self.claims and not begin.has_claim
+        self.looks_again_at = None if begin.unread is None else look_again_at
         self.hold.clear()
         self.archived()
         return True
@@ -140,9 +153,11 @@ class SentPart(NamedTuple):
         """Note in the tail that it is stored."""
         tail, progress = self.tail, self.progress
         if progress is None or self.sent is None:
+            if tail.looks_again_at is not None:
+                tail.looks_again_at = 0.0  # this claim may show what readers need
             return
         progress.succeeded(self.sent)
-        if tail.answer is not None and progress.stored.end >= tail.answer.offset:
+        if tail.all_is_safe:
             tail.waiting_since = None
 
     def lost(self) -> None:

@@ -42,6 +42,7 @@ class _Reading:
         tails: Sequence[LedTail],
         inventory: TailInventory,
         gaps_of: Callable[[TopicPartition], Sequence[OffsetRange]],
+        now_ms: int,
     ) -> None:
         self.tails = tails
         self.begins: list[TailBegin | Exception] = []
@@ -49,6 +50,7 @@ class _Reading:
         self.ended = False
         self._inventory = inventory
         self._gaps_of = gaps_of
+        self._now_ms = now_ms
         self._known = [(tail.led, tail.history) for tail in tails]
 
     def run(self) -> None:
@@ -66,7 +68,8 @@ class _Reading:
         self, contents: TailContents, led: TailPartition, history: EpochHistory
     ) -> TailBegin | Exception:
         try:
-            return find_begin(led, history, contents.rows.get(led.tp, ()), self._gaps_of)
+            rows = contents.rows.get(led.tp, ())
+            return find_begin(led, history, rows, self._gaps_of, contents.unread, self._now_ms)
         except Exception as error:  # noqa: BLE001 - it holds this partition
             return error
 
@@ -92,6 +95,7 @@ class PackReadings:
         self._gaps_of = gaps_of
         self._background = background
         self._now = clock.monotonic
+        self._wall = clock.wall
         self._under_way: dict[int, _Reading] = {}
         self._holds: dict[int, Backoff] = {}
 
@@ -120,7 +124,8 @@ class PackReadings:
     def _begun(
         self, key: int, place: TailPlace, tails: Sequence[LedTail]
     ) -> Iterable[tuple[LedTail, TailBegin | Exception]]:
-        reading = _Reading(tails, self._inventory_of(place), partial(self._gaps_of, place))
+        gaps_of, now_ms = partial(self._gaps_of, place), int(self._wall() * 1000)
+        reading = _Reading(tails, self._inventory_of(place), gaps_of, now_ms)
         self._background(reading.run)
         self._under_way[key] = reading
         return self._ended(key, reading) if reading.ended else ()
@@ -135,6 +140,10 @@ class PackReadings:
         else:
             hold.fail(str(reading.error), self._now(), _LONGEST_HOLD)
             log.warning("tail.unavailable", error=str(reading.error))
+        begins = [begin for begin in reading.begins if isinstance(begin, TailBegin)]
+        unread = [begin.unread for begin in begins if begin.unread is not None]
+        if unread:  # one line: a pack may leave all partitions without a tail
+            log.warning("tail.unread_pack", partitions=len(unread), first=unread[0])
         return zip(reading.tails, reading.begins, strict=reading.error is None)
 
     def _hold(self, key: int) -> Backoff:

@@ -83,16 +83,20 @@ class TailWriter:
     def safe(self) -> Mapping[TopicPartition, SafePartition]:
         """What is safe of each partition, after the last cycle. Any thread may read it.
 
-        While a cycle takes long, records may be waiting since the end of the one before.
+        While a cycle takes long, records may be waiting since the end of the one before. They wait
+        in all partitions whose tail is halted.
         """
+        known, halted = self._safe, self.board.halted
         ago = self._now() - self._ended
-        if ago <= _LONG_CYCLE + 2 * self._interval:
-            return self._safe
-        since_ms = int((self._wall() - ago) * 1000)
-        return {
-            tp: safe if safe.waiting_since_ms else safe._replace(waiting_since_ms=since_ms)
-            for tp, safe in self._safe.items()
-        }
+        if ago > _LONG_CYCLE + 2 * self._interval:
+            since_ms = int((self._wall() - ago) * 1000)
+            known = {
+                tp: safe._replace(
+                    waiting_since_ms=safe.waiting_since_ms or since_ms, high_watermark=None
+                )
+                for tp, safe in known.items()
+            }
+        return {**known, **halted} if halted else known
 
     def start(self) -> None:
         """Begin. A hanging request does not hold up the end of the process."""

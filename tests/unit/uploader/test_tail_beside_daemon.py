@@ -8,9 +8,12 @@ from prometheus_client import CollectorRegistry
 
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.config.uploader import TailConfig
+from sidetier.leadership.port import TopicConfig
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
+from sidetier.telemetry.status import PartitionState, PartitionStatus
+from sidetier.uploader.archive import history
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.state.partition import Partition
@@ -90,6 +93,64 @@ def test_the_tail_follows_leaders_archive_and_topics(
         assert unselected is not None
         assert unselected.safe_to is None
     assert not [thread for thread in threading.enumerate() if thread.name == "tail"]
+
+
+def test_the_records_of_a_halted_partition_wait_for_a_pack(
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    tail: TailWriter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its archive does not move either, so the alert must fire."""
+    monkeypatch.setattr(history, "CONFIRM_SECONDS", 0.2)
+    site.settings["on_divergence"] = "halt"
+    log.closed_segment()
+    log.closed_segment()
+    log_dir.checkpoint_high_watermarks()
+    site.leadership = leadership = LeadershipByHand({log.tp: 0})
+    with site.running() as running:
+
+        def status() -> PartitionStatus:
+            found = running.status(log.tp)
+            assert found is not None
+            return found
+
+        running.wait(lambda: stored_next(store, log.tp) == 20, "the segments to be archived")
+        running.wait(lambda: status().unsafe_age_seconds == 0, "the tail to begin")
+        log.truncate(15)
+        log.lead(3)
+        log.append(10)
+        leadership.lead(log.tp, 3)
+        running.wait(lambda: status().state is PartitionState.HALTED, "the halt")
+        since = tail.board.halted[log.tp]
+        running.wait(lambda: (status().unsafe_age_seconds or 0) > 0.5, "the records to wait")
+        known = status()
+        assert tail.board.halted[log.tp] == since
+        assert known.safe_to is None
+        assert "on_divergence is halt" in (known.waiting_for or "")
+        leadership.lose(log.tp)
+        running.wait(lambda: not tail.safe, "the board to forget the partition")
+
+
+def test_which_partitions_have_no_tail_by_design(log: PartitionLog) -> None:
+    board = TailBoard(TailConfig(interval=1.0))
+    partition = Partition(log.tp, LeaderEpoch(0))
+    partition.note_tail(stored=True)
+    partition.directory = str(log.path)
+    board.note(partition)
+    assert not board.halted  # the broker has no topic ids
+    partition.topic_id = log.topic_id
+    board.note(partition)
+    assert board.halted
+    partition.archive = ArchiveState()  # it begins later
+    board.note(partition)
+    assert not board.halted
+    partition.archive = None
+    partition.config = TopicConfig(compacted=True)
+    board.note(partition)
+    assert not board.halted
 
 
 def test_records_may_be_waiting_while_a_cycle_takes_long(

@@ -4,9 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
+from sidetier.archive.tail.inventory import TailInventory
+from sidetier.archive.tail.merge import ArchivedPart
 from sidetier.archive.tail.pack import claim
+from sidetier.segments.epoch_history import NO_EPOCHS
 from sidetier.segments.errors import MalformedObjectError
-from sidetier.segments.offsets import Offset, OffsetRange
+from sidetier.segments.offsets import BrokerId, Offset, OffsetRange
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.tail import cycle as cycle_module
@@ -272,6 +275,66 @@ def test_a_damaged_index_object_stops_no_writer(site: TailSite, store: FakeStora
     site.run()
     assert safe_up_to(site, log) == 10
     assert [(row.start, row.end) for row in site.rows() if not row.is_claim] == [(0, 5), (5, 10)]
+
+
+def damage_packs(store: FakeStorage, broker: int) -> None:
+    for each in list(store.list_objects(LAYOUT.tail_packs_prefix(BrokerId(broker)))):
+        store.put_object(each.key, BytesBody(store.contents()[each.key][:-1] + b"\xff"))
+
+
+def read_up_to(store: FakeStorage, log: PartitionLog, end: int = 0) -> Offset:
+    archived = ArchivedPart(Offset(end), NO_EPOCHS, log.topic_id)
+    return TailInventory(store, LAYOUT).read().merged(log.tp, archived).end
+
+
+@pytest.mark.parametrize("is_quiet", [True, False])
+def test_what_readers_do_not_join_for_an_unread_pack_is_not_called_safe(
+    site: TailSite, other: TailSite, store: FakeStorage, *, is_quiet: bool
+) -> None:
+    """A claim that is stored long enough after the pack ends it."""
+    log = site.log_dir.create("t", 0, epoch=4)
+    log.append(50)
+    site.run()
+    copy = replicate(log, other)
+    copy.lead(5)
+    copy.append(10)
+    other.run()
+    assert safe_up_to(other, copy) == read_up_to(store, copy) == 60
+    damage_packs(store, 1)
+    other.restart()
+    for _ in range(3):
+        other.run()
+        assert safe_up_to(other, copy) == read_up_to(store, copy) == 0
+        assert other.cycle.safe()[copy.tp].waiting_since_ms is not None
+        if not is_quiet:
+            copy.append(1)
+    packs = other.packs()
+    other.time.now += cycle_module.LOOK_AGAIN_SECONDS + 60
+    for _ in range(4):
+        other.run()
+    assert safe_up_to(other, copy) == read_up_to(store, copy) == copy.log_end
+    assert other.cycle.safe()[copy.tp].waiting_since_ms is None
+    assert other.packs() == packs + 1
+
+
+def test_a_new_leader_behind_an_old_unread_pack_claims_first(
+    site: TailSite, other: TailSite, store: FakeStorage
+) -> None:
+    log = site.log_dir.create("t", 0, epoch=4)
+    log.append(50)
+    site.run()
+    damage_packs(store, 1)
+    site.time.now += 3600
+    copy = replicate(log, other)
+    copy.lead(5)
+    for _ in range(3):
+        other.run()
+        assert (safe_up_to(other, copy) or 0) <= read_up_to(store, copy)
+    assert safe_up_to(other, copy) == 50
+    packs = other.packs()
+    other.time.now += 3600
+    other.run()
+    assert other.packs() == packs
 
 
 def test_a_claim_does_not_wait_for_a_long_reading(site: TailSite, store: FakeStorage) -> None:

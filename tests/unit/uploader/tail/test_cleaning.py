@@ -2,6 +2,7 @@
 
 import gc
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -56,14 +57,14 @@ KEYS = LAYOUT.tail_packs_prefix(1)
 
 def cleaner(
     site: TailSite,
-    archived_of: ArchivedOf = lambda _: None,
+    archived_of: ArchivedOf | None = None,
     inventory: TailInventory | None = None,
 ) -> TailCleaner:
     return TailCleaner(
         site.cycle.stores,
         lambda numbers: inventory or TailInventory(numbers.store, numbers.layout),
         lambda _: TailPlace(site.store, LAYOUT, encrypts=False),
-        archived_of,
+        archived_of or site.stored_archive,
         site.broker,
         site.time.clock,
     )
@@ -242,6 +243,42 @@ def test_packs_of_former_partitions_go_when_the_archive_has_their_records(
     site.time.now += 3000
     by.run({})
     assert (live(store), len(asked)) == ([], 2)
+
+
+def test_archived_rows_of_led_partitions_go_after_a_restart_too(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """The daemon has not read the archived epochs then. The store is asked, once an hour."""
+    log, active = site.log_dir.create("t", 0), site.log_dir.create("active", 0)
+    for _ in range(3):
+        log.append(5)
+        site.run([log.tp])
+    active.append(5)
+    site.run()
+    site.archive_ends = {log.tp: 15, active.tp: 3}
+    site.restart()
+    site.run()
+    assert not any(entry.archived_epochs.entries for entry in site.led().values())
+    asked: list[TopicPartition] = []
+    ends = {log.tp: 20}
+
+    def archived_of(tp: TopicPartition) -> ArchivedPart | None:
+        asked.append(tp)
+        found = site.stored_archive(tp)
+        assert found is not None
+        return replace(found, end=Offset(ends.get(tp, 15)))
+
+    by = cleaner(site, archived_of)
+    clean(site, by)
+    assert live(store) == [0, 1, 2, 3]  # its end has fallen since
+    ends.clear()
+    site.time.now += 3600
+    for _ in range(5):
+        clean(site, by)
+    assert live(store) == [3]
+    assert asked.count(log.tp) == 2
+    # The row with records is not archived; for its claim, the store is asked, too.
+    assert asked.count(active.tp) <= 2
 
 
 def test_rows_are_not_archived_where_the_archive_has_diverged(

@@ -11,6 +11,7 @@ from sidetier.segments.errors import BrokerUnavailableError, StoreUnavailableErr
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
+from sidetier.uploader.status_board import _safe_of
 from sidetier.uploader.tail import cycle as cycle_module
 from sidetier.uploader.tail import ranges as ranges_module
 from sidetier.uploader.tail import reader as reader_module
@@ -844,6 +845,33 @@ def test_the_end_of_a_part_of_the_log_is_not_taken_for_stable(
     site.sender.end(site.sender.waiting[0])
     tail = merged(store, log, 100)
     assert (tail.end < log.log_end, tail.last_stable) == (True, 0)
+
+
+def test_nothing_waits_where_the_archive_has_all_that_was_committed(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """Also before the next cycle, but not if the broker is silent: it may have more."""
+    log = site.log_dir.create("t", 0)
+    log.append(10)
+    store.fail("put", StoreUnavailableError("down"), times=None)
+    site.run()
+
+    def age(archive_end: int) -> float:
+        safe = site.cycle.safe()[log.tp]
+        return float(
+            _safe_of(safe, Offset(archive_end), site.time.wall() + 1)["unsafe_age_seconds"]
+        )
+
+    assert age(9) > 0
+    assert age(10) == 0
+    log.append(5)
+    site.run()
+    assert age(14) > 0 == age(15)
+    site.source.down = True
+    for _ in range(2):
+        with pytest.raises(BrokerUnavailableError):
+            site.run()
+    assert age(15) > 0
 
 
 def test_a_directory_that_cannot_be_read_holds_only_its_partition(
