@@ -9,7 +9,6 @@ from typing import Final
 
 import yaml
 from confluent_kafka import KafkaError, Message, Producer
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from devtools.demo.records import Ledger, Order
@@ -17,7 +16,7 @@ from devtools.demo.verify import LogOffsets
 from devtools.sandbox.kafka import KafkaCluster
 from sidetier.brokers.processes import Command, ManagedProcess
 from sidetier.cli.inspect.sidecar import ask_sidecar
-from sidetier.leadership.cluster import End, all_offsets
+from sidetier.leadership.cluster import End, admin_client, all_offsets
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import TopicPartition
 
@@ -48,7 +47,7 @@ class Topic:
     def __init__(self, bootstrap: str, partitions: int) -> None:
         """Connect to a running broker; the topic is not created yet."""
         self.partitions = partitions
-        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": _ERRORS_ONLY})
+        self._admin = admin_client(bootstrap, {"log_level": str(_ERRORS_ONLY)})
 
     def create(self) -> None:
         """Create the topic, and wait until the broker has done so."""
