@@ -2,6 +2,7 @@
 
 import gc
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -11,17 +12,19 @@ import structlog
 
 from sidetier.archive.objects.quarantine import MoveKind, read_plan
 from sidetier.archive.objects.tail_index import read_tail_index
+from sidetier.archive.objects.watermark import Watermark, write_watermark
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import ArchivedPart, PackRef, Reason
 from sidetier.archive.tail.pack import TailRow
 from sidetier.archive.tail.read import read_rows
+from sidetier.segments.batches import split_batches
 from sidetier.segments.errors import (
     ConfigurationError,
     StorageError,
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.archive.unresolved import read_unresolved
@@ -32,6 +35,7 @@ from sidetier.uploader.tail.cleaning import (
     PackUse,
     TailCleaner,
     plan_cleaning,
+    stored_archive,
 )
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace, store_pack
@@ -352,28 +356,71 @@ def test_what_only_packs_have_after_a_power_failure_is_kept_and_counted(
     assert (by.totals.stale_offsets, live(store)) == (0, [])
 
 
-def test_records_in_a_gap_of_the_archive_are_not_replaced(
-    site: TailSite, store: FakeStorage
+@pytest.mark.parametrize("how", ["gap", "start"])
+def test_records_that_were_deleted_before_they_were_archived_go_to_quarantine(
+    site: TailSite, store: FakeStorage, how: str
 ) -> None:
-    """Retention has deleted them before they were archived: the archive has no others."""
+    """The archive continues in the same leader epoch behind a gap, or begins there."""
     log = site.log_dir.create("t", 0, epoch=4)
     log.append(60)
     site.run()
-    log.lead(5)
-    site.run()
     log.append(40)
     site.run()
+    lost = log.written[0]
     log.start_at(100)
     log.append(10)
-    site.archive_ends[log.tp] = 110
-    # Nothing shows that the archive has no record below 100, but the gap does.
-    site.archived_epochs[log.tp] = history((4, 0), (5, 100))
-    by = clean(site)
-    assert by.totals.stale_offsets == 40
-    store.put_object(LAYOUT.gap_key(log.tp, Offset(60), Offset(100)), BytesBody(b"{}"))
+    archive = ArchivedPart(Offset(110), history((4, 0)), log.topic_id)
+    first = 60
+    if how == "gap":
+        store.put_object(LAYOUT.gap_key(log.tp, Offset(60), Offset(100)), BytesBody(b"{}"))
+    else:
+        first = 0
+        archive = replace(archive, gaps=[OffsetRange(Offset(0), Offset(100))])
+    by = cleaner(site, {log.tp: archive}.get)
+    with structlog.testing.capture_logs() as logs:
+        clean(site, by, led={})
+    assert by.totals.stale_offsets == 100 - first
+    [entry] = [each for each in logs if each["event"] == "tail.kept"]
+    assert "deleted them before they were archived" in entry["reason"]
+    site.time.now += 3000
+    by.run({})
+    by.run({})
+    assert (by.totals.stale_offsets, live(store)) == (0, [])
+    data = store.contents()[
+        LAYOUT.quarantine_prefix(log.tp) + f"{first:020d}-epoch-4/{first:020d}.log"
+    ]
+    assert lost.endswith(data)
+    assert sum(header.record_count for _, header in split_batches(memoryview(data))) == 100 - first
+
+
+def test_the_start_of_a_led_archive_is_known(site: TailSite, store: FakeStorage) -> None:
+    log = site.log_dir.create("t", 0, epoch=4)
+    log.append(60)
+    site.run()
+    site.archive_ends[log.tp] = 60
+    by, led = cleaner(site), site.led()
+    clean(site, by, {log.tp: led[log.tp]._replace(archive_start=Offset(50))})
+    assert by.totals.stale_offsets == 60
+    clean(site, by, led)
+    assert (by.totals.stale_offsets, live(store)) == (0, [])
+
+
+def test_gaps_are_listed_once_and_rows_stay_while_they_are_unknown(
+    site: TailSite, store: FakeStorage
+) -> None:
+    for number in range(3):
+        log = site.log_dir.create("t", number)
+        log.append(5)
+    site.run()
+    site.archive_ends = dict.fromkeys(site.log_dir.partitions, 5)
+    by = cleaner(site)
+    gaps = LAYOUT.gaps_prefix()
+    store.fail("list", StoreUnavailableError("away"), key=gaps)
     clean(site, by)
-    assert by.totals.stale_offsets == 0
-    assert live(store) == []
+    assert (live(store), by.totals.unknown_partitions) == ([0], 3)
+    clean(site, by)
+    assert (live(store), by.totals.unknown_partitions) == ([], 0)
+    assert len([each for each in store.requests if each.key == gaps]) == 2
 
 
 def test_quiet_partitions_have_few_packs(site: TailSite, store: FakeStorage) -> None:
@@ -475,6 +522,30 @@ def test_packs_of_a_recreated_topic_can_be_read_and_those_of_the_deleted_one_go(
     site.time.now += 3000
     by.run({})
     assert not list(store.list_objects(KEYS))
+
+
+@pytest.mark.parametrize("is_newer", [True, False])
+def test_an_offset_wm_that_is_older_than_a_row_may_be_of_the_deleted_topic(
+    site: TailSite, store: FakeStorage, *, is_newer: bool
+) -> None:
+    """This broker has led the new topic; its archive is not retired yet."""
+    log = site.log_dir.create("t", 0)
+    log.append(20)
+
+    def store_mark() -> None:
+        mark = Watermark(BaseOffset(0), Offset(500), topic_id="B" * 21 + "A")
+        write_watermark(store, LAYOUT.watermark_key(log.tp), mark, None)
+
+    if not is_newer:
+        store_mark()
+    site.run()
+    if is_newer:
+        site.time.now += 1
+        store_mark()
+    place = TailPlace(site.store, LAYOUT, encrypts=False)
+    by = cleaner(site, stored_archive(lambda _: place))
+    clean(site, by, led={})
+    assert live(store) == ([] if is_newer else [0])
 
 
 def test_one_damaged_pack_or_unknown_archive_does_not_end_the_cleaning(
