@@ -106,6 +106,8 @@ class PackUse(NamedTuple):
         live_rows: Number of the needed rows.
         is_live: Whether each of its rows is needed, as a byte.
         may_copy: Whether its needed rows may be copied.
+        must_copy: Whether it has lost records that are in the quarantine or in another row. As long
+            as they are in a live pack, a restart would store them in the quarantine again.
     """
 
     pack: PackRef
@@ -114,6 +116,7 @@ class PackUse(NamedTuple):
     live_rows: int
     is_live: bytes
     may_copy: bool = True
+    must_copy: bool = False
 
     @property
     def is_sparse(self) -> bool:
@@ -148,7 +151,8 @@ def plan_cleaning(uses: Iterable[PackUse], max_bytes: int = MAX_COPIED_BYTES) ->
     for batch in _batches(_to_copy(uses)):
         size = sum(use.live_bytes for use in batch)
         # One small pack that only moves is not worth a write.
-        if (len(batch) > 1 or batch[0].size >= SIZE_CLASSES[-1]) and size <= max_bytes:
+        is_worth = len(batch) > 1 or batch[0].size >= SIZE_CLASSES[-1] or batch[0].must_copy
+        if is_worth and size <= max_bytes:
             copy.append(batch)
             max_bytes -= size
     copied = {use.pack.number for batch in copy for use in batch}
@@ -166,7 +170,7 @@ def _to_copy(uses: Iterable[PackUse]) -> list[PackUse]:
     for use in uses:
         if not use.live_rows or not use.may_copy:
             continue
-        if use.is_sparse:
+        if use.is_sparse or use.must_copy:
             chosen.append(use)
         elif use.size_class is not None:
             small[use.size_class].append(use)
@@ -527,10 +531,14 @@ class _Judge:
 
     def use_of(self, pack: PackRef, rows: Iterable[TailRow]) -> PackUse:
         """Return what is needed of a pack."""
-        is_live, size, live_bytes, may_copy = bytearray(), 0, 0, True
+        is_live, size, live_bytes, may_copy, must_copy = bytearray(), 0, 0, True, False
         before = len(self.lost)
         for row in rows:
-            needed = self._is_needed(PackedRow(pack, row))
+            source = PackedRow(pack, row)
+            is_moved = _key_of(source) in self._moved
+            need = Need.LOST if is_moved else self._need_of(source)
+            needed = self._is_needed(source, need, is_moved=is_moved)
+            must_copy = must_copy or (need is Need.LOST and not needed)
             is_live.append(needed)
             size += row.size
             if needed:
@@ -538,7 +546,7 @@ class _Judge:
                 may_copy = may_copy and self._knows_place(row.tp)
         # Rows that wait for the quarantine stay where they are until then.
         may_copy = may_copy and len(self.lost) == before
-        return PackUse(pack, size, live_bytes, sum(is_live), bytes(is_live), may_copy)
+        return PackUse(pack, size, live_bytes, sum(is_live), bytes(is_live), may_copy, must_copy)
 
     def encrypts(self, topic: str) -> bool:
         """Whether packs of a topic are encrypted. Raises SidetierError."""
@@ -552,12 +560,12 @@ class _Judge:
         assert archived is not None  # noqa: S101 - its rows were found to be lost
         return archived.epochs.up_to(archived.end or 0).entries[-1][0]
 
-    def _is_needed(self, source: PackedRow) -> bool:
+    def _is_needed(self, source: PackedRow, need: Need, *, is_moved: bool) -> bool:
         row = source.row
-        if _key_of(source) in self._moved:
+        if is_moved:
             self.moved_rows.add(_key_of(source))
+            self._kept.add(row)  # rows with the same records are in the quarantine, too
             return False
-        need = self._need_of(source)
         if need in {Need.ARCHIVED, Need.OTHER_TOPIC} or not self._kept.add(row):
             return False
         if need is Need.LOST and not row.is_claim:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import structlog
 
+from sidetier.archive.objects.notes import noted_checksum, noted_next_offset, noted_number
 from sidetier.archive.objects.quarantine import MoveKind, read_plan
 from sidetier.archive.objects.tail_index import read_tail_index
 from sidetier.archive.objects.watermark import Watermark, write_watermark
@@ -18,13 +19,23 @@ from sidetier.archive.tail.merge import ArchivedPart, PackRef, Reason
 from sidetier.archive.tail.pack import TailRow
 from sidetier.archive.tail.read import read_rows
 from sidetier.segments.batches import split_batches
+from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import (
+    ArchiveConflictError,
     ConfigurationError,
     StorageError,
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, OffsetRange, TopicPartition
+from sidetier.segments.notes import EPOCHS_KEY, MAX_TIMESTAMP_KEY, TOPIC_ID_KEY
+from sidetier.segments.offsets import (
+    BaseOffset,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    OffsetRange,
+    TopicPartition,
+)
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.archive.unresolved import read_unresolved
@@ -39,6 +50,7 @@ from sidetier.uploader.tail.cleaning import (
 )
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace, store_pack
+from sidetier.uploader.tail.quarantine import store_run
 from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import PartitionLog
 from tests.harness.tail_packs import history
@@ -421,6 +433,112 @@ def test_gaps_are_listed_once_and_rows_stay_while_they_are_unknown(
     clean(site, by)
     assert (live(store), by.totals.unknown_partitions) == ([], 0)
     assert len([each for each in store.requests if each.key == gaps]) == 2
+
+
+def test_what_is_in_quarantine_leaves_the_packs_and_does_not_come_back(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """With a pack whose answer was lost, live rows beside, a restart, and gc of the quarantine."""
+    log, beside = site.log_dir.create("t", 0, epoch=4), site.log_dir.create("u", 0)
+    log.append(60)
+    site.run()
+    log.append(20)
+    beside.append(10)
+    site.log_dir.create("v", 0)  # its claim keeps the pack
+    site.sender.held = True
+    site.run()
+    [job] = site.sender.waiting
+    assert job.body is not None
+    store_pack(job.numbers, job.body, 0)
+    log.append(20)
+    beside.append(10)
+    site.sender.fail(job, StoreTimeoutError("timeout"))
+    site.sender.held = False
+    for _ in range(10):
+        site.run()
+    ranges = [(row.start, row.end) for row in site.rows() if row.tp == log.tp and row.start >= 60]
+    assert sorted(ranges) == [(60, 80), (60, 100)]
+    log.truncate(60)
+    log.lead(6)
+    site.restart()
+    site.run()
+    log.append(100)
+    site.archive_ends[log.tp] = log.log_end
+    by = cleaner(site)
+    for _ in range(9):
+        clean(site, by)
+    folder = LAYOUT.quarantine_prefix(log.tp)
+    stored = {each.key for each in store.list_objects(folder)}
+    assert len(stored) == 2
+    assert by.totals.stale_offsets == 0
+    assert [row.tp for row in site.rows() if not row.is_claim] == [beside.tp]
+    # gc deletes what an operator has acknowledged.
+    store.delete_objects(list(stored))
+    again = cleaner(site)
+    for _ in range(9):
+        clean(site, again)
+    assert again.totals.stale_offsets == 0
+    assert not list(store.list_objects(folder))
+    assert merged(store, beside).end == beside.log_end
+
+
+def test_a_repeat_adds_to_the_quarantine_what_is_new(site: TailSite, store: FakeStorage) -> None:
+    """A restart before the rows are dropped; the archive has replaced more since."""
+    log = site.log_dir.create("t", 0, epoch=4)
+    log.append(60)
+    site.run()
+    for _ in range(2):
+        log.append(20)
+        site.run()
+    lost = log.written[0]
+    log.truncate(60)
+    log.lead(6)
+    site.restart()
+    site.run()
+    log.append(60)
+    site.archive_ends[log.tp] = 80
+    by = cleaner(site)
+    for _ in range(7):
+        clean(site, by)
+    folder = LAYOUT.quarantine_prefix(log.tp) + f"{60:020d}-epoch-6/"
+    assert [each.key for each in store.list_objects(folder)] == [
+        folder + f"{60:020d}.log",
+        folder + "plan.json",
+    ]
+    site.archive_ends[log.tp] = 120
+    by = cleaner(site)
+    for _ in range(9):
+        clean(site, by)
+    assert by.totals.stale_offsets == 0
+    logs = [each.key for each in store.list_objects(folder) if each.key.endswith(".log")]
+    assert logs == [folder + f"{60:020d}.log", folder + f"{80:020d}.log"]
+    assert lost.endswith(b"".join(store.contents()[key] for key in logs))
+    # Their metadata are as those of archived segments.
+    for key, end in zip(logs, (80, 100), strict=True):
+        head = store.head_object(key)
+        assert noted_next_offset(head) == end
+        assert head.metadata[TOPIC_ID_KEY] == log.topic_id
+        assert head.metadata[EPOCHS_KEY] == f"4@{end - 20}"
+        assert noted_number(head, MAX_TIMESTAMP_KEY) == max(
+            header.max_timestamp for _, header in split_batches(memoryview(store.contents()[key]))
+        )
+        assert noted_checksum(head) == crc64nvme(store.contents()[key])
+
+
+def test_other_bytes_in_the_quarantine_are_a_conflict(site: TailSite, store: FakeStorage) -> None:
+    log = site.log_dir.create("t", 0, epoch=4)
+    log.append(60)
+    site.run()
+    [source] = [
+        each for each in TailInventory(store, LAYOUT).read().rows[log.tp] if not each.row.is_claim
+    ]
+    prefix = store_run(store, LAYOUT, site.broker, [source], LeaderEpoch(5))
+    key = f"{prefix}{0:020d}.log"
+    before = store.contents()[key]
+    assert store_run(store, LAYOUT, site.broker, [source], LeaderEpoch(5)) == prefix
+    store.overwrite(key, before[:-1] + bytes([before[-1] ^ 1]))
+    with pytest.raises(ArchiveConflictError, match="another batch at offset"):
+        store_run(store, LAYOUT, site.broker, [source], LeaderEpoch(5))
 
 
 def test_quiet_partitions_have_few_packs(site: TailSite, store: FakeStorage) -> None:
