@@ -2,13 +2,13 @@
 
 The archive has other records at their offsets, of a later leader: after an unclean election, or
 after a power failure of all replicas. Or it has none: the broker has deleted them before they were
-archived. The folder is as that of archived records
-(`uploader.archive.quarantine`), so the same alert, acknowledgement, restore and gc apply.
+archived. The folder is as that of archived records (`uploader.archive.quarantine`), so the same
+alert, acknowledgement, restore and gc apply.
 
 1. The plan: a folder without a segment. The next cleaning finds it in place.
 2. The segments: those batches again that no segment has yet. The others are compared.
-3. Only then cleaning drops the rows, and copies the packs that have others, too: records that are in
-   the quarantine and in a pack.
+3. Only then cleaning drops the rows, and copies the packs that have others, too: records that are
+   in the quarantine and in a pack.
 
 So a repeat stores what is new, also if it begins with other rows, or has more of them.
 """
@@ -40,7 +40,7 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, PutOptions, RemoteStorage
 
 SEGMENT_BYTES: Final = 16 << 20
-"""A segment ends with the row that reaches this size."""
+"""A segment ends with the batch that reaches this size."""
 
 
 def runs_in(rows: Iterable[PackedRow]) -> Iterator[list[PackedRow]]:
@@ -127,34 +127,36 @@ def _stored_batches(store: RemoteStorage, prefix: str) -> dict[Offset, _Stored]:
     return stored
 
 
+def _batches(store: RemoteStorage, run: Iterable[PackedRow]) -> Iterator[tuple[str, TailBatch]]:
+    """Yield the batches of a run, each once, with the key of the pack."""
+    reached = 0
+    for source, data in read_rows(store, run):
+        key = "" if source.pack is None else source.pack.key
+        for batch in split_range(source.row, data, key):
+            if batch.header.base_offset >= reached:  # else the same record in another row
+                reached = batch.header.next_offset
+                yield key, batch
+
+
 def _segments(
     store: RemoteStorage, run: Iterable[PackedRow], prefix: str
 ) -> Iterator[list[TailBatch]]:
     """Yield the batches that the folder does not have, those of each new segment."""
     stored = _stored_batches(store, prefix)
     pieces: list[TailBatch] = []
-    reached = size = 0
-    for source, data in read_rows(store, run):
-        key = "" if source.pack is None else source.pack.key
-        for batch in split_range(source.row, data, key):
-            base, end = batch.header.base_offset, batch.header.next_offset
-            if base < reached:
-                continue  # the same record in another row
-            reached = end
-            known = stored.get(base)
-            if known is None:
-                pieces.append(batch)
-                size += len(batch.data)
-                continue
-            if known != (end, crc64nvme(batch.data)):
-                raise ArchiveConflictError(
-                    f"{prefix} has another batch at offset {base} than {key}: move the folder away"
-                )
-            # A segment does not reach over what another one has.
-            if pieces:
-                yield pieces
-                pieces, size = [], 0
-        if size >= SEGMENT_BYTES:
+    size = 0
+    for key, batch in _batches(store, run):
+        known = stored.get(batch.header.base_offset)
+        if known is None:
+            pieces.append(batch)
+            size += len(batch.data)
+        elif known != (batch.header.next_offset, crc64nvme(batch.data)):
+            raise ArchiveConflictError(
+                f"{prefix} has another batch at offset {batch.header.base_offset} than {key}: move "
+                "the folder away"
+            )
+        # A segment does not reach over what another one has.
+        if pieces and (known is not None or size >= SEGMENT_BYTES):
             yield pieces
             pieces, size = [], 0
     if pieces:

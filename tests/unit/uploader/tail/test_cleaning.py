@@ -435,10 +435,14 @@ def test_gaps_are_listed_once_and_rows_stay_while_they_are_unknown(
     assert len([each for each in store.requests if each.key == gaps]) == 2
 
 
+@pytest.mark.parametrize("fails", [False, True])
 def test_what_is_in_quarantine_leaves_the_packs_and_does_not_come_back(
-    site: TailSite, store: FakeStorage
+    site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch, *, fails: bool
 ) -> None:
-    """With a pack whose answer was lost, live rows beside, a restart, and gc of the quarantine."""
+    """With a pack whose answer was lost, live rows beside, a restart, and gc of the quarantine.
+
+    Also if no pack can be copied until the records are in quarantine.
+    """
     log, beside = site.log_dir.create("t", 0, epoch=4), site.log_dir.create("u", 0)
     log.append(60)
     site.run()
@@ -465,7 +469,12 @@ def test_what_is_in_quarantine_leaves_the_packs_and_does_not_come_back(
     log.append(100)
     site.archive_ends[log.tp] = log.log_end
     by = cleaner(site)
-    for _ in range(9):
+    with monkeypatch.context() as patch:
+        if fails:
+            patch.setattr(TailCleaner, "_copy", lambda *_: None)
+        for _ in range(7):
+            clean(site, by)
+    for _ in range(2):
         clean(site, by)
     folder = LAYOUT.quarantine_prefix(log.tp)
     stored = {each.key for each in store.list_objects(folder)}
