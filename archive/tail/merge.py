@@ -102,12 +102,15 @@ class ArchivedPart:
         epochs: The stored epoch history. Epochs that begin at `end` or above are ignored.
         topic_id: The archive's topic id; None if it has none. The rows must then agree.
         gaps: The recorded gaps. No record of them is archived.
+        noted_ms: When `offset.wm` named the topic id, in ms since 1970; None if the present topic
+            is known to have it.
     """
 
     end: Offset | None = None
     epochs: EpochHistory = NO_EPOCHS
     topic_id: str | None = None
     gaps: Sequence[OffsetRange] = ()
+    noted_ms: int | None = None
 
 
 class Reason(StrEnum):

@@ -7,13 +7,15 @@ be stale.
 - `Need.ARCHIVED`: the archive has records of the row's leader epoch or of a later one, and at each
   of the row's offsets one of the same leader epoch: the same record (KIP-101). Until then a row is
   kept, also below the archive end offset: the archive may have diverged.
-- `Need.REPLACED`: as above, but the archive has records of other leader epochs. The cluster has
-  acknowledged the row's records, and lost them in an unclean election or a power failure. No other
-  object has them.
+- `Need.LOST`: as above, but at some of the row's offsets the archive has records of another leader
+  epoch, or none: a recorded gap, or below its start. The cluster has acknowledged the row's
+  records, and lost them in an unclean election or a power failure, or deleted them before they were
+  archived. No other object has them.
 - `Need.OTHER_TOPIC`: the row belongs to a deleted topic of the same name.
 - A row is not needed twice (`Kept`).
 """
 
+from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -27,7 +29,7 @@ class Need(StrEnum):
 
     NEEDED = "needed"
     ARCHIVED = "archived"
-    REPLACED = "replaced"
+    LOST = "lost"
     OTHER_TOPIC = "other_topic"
 
 
@@ -42,22 +44,35 @@ def need_of(row: TailRow, archived: ArchivedPart) -> Need:
     stored = archived.epochs.up_to(archived.end)
     if not stored.entries or stored.entries[-1][0] < row.leader_epoch:
         return Need.NEEDED
-    others = replaced(row, stored, archived.end, archived.gaps)
-    return Need.ARCHIVED if next(others, None) is None else Need.REPLACED
+    if next(replaced(row, stored, archived.end), None) is not None or _is_in_gap(row, archived):
+        return Need.LOST
+    return Need.ARCHIVED
+
+
+def _is_in_gap(row: TailRow, archived: ArchivedPart) -> bool:
+    """Whether the archive has no record at some of a row's offsets."""
+    # A claim has no records that a gap could lack.
+    return not row.is_claim and any(
+        gap.start < row.end and row.start < gap.end for gap in archived.gaps
+    )
+
+
+_LeaderKey = tuple[TopicPartition, str, LeaderEpoch]
+"""Partition, topic id and leader epoch of rows."""
 
 
 @dataclass(slots=True)
 class Kept:
     """The ranges that are kept, to find those that other packs have, too.
 
-    One leader epoch has one leader: rows of one epoch and topic have the same records. A few
-    numbers for each partition. The newest pack comes first: what is sent again includes what was
-    sent before.
+    One leader epoch has one leader: rows of one epoch and topic have the same records. Rows of the
+    same offsets with other bytes contradict that, and are all kept. 32 bytes for each row. The
+    newest pack comes first: what is sent again includes what was sent before.
     """
 
-    _ranges: dict[tuple[TopicPartition, str, LeaderEpoch], list[OffsetRange]] = field(
-        default_factory=dict
-    )
+    _ranges: dict[_LeaderKey, list[OffsetRange]] = field(default_factory=dict)
+    _rows: dict[_LeaderKey, "array[int]"] = field(default_factory=dict)
+    """Start, end, size and checksum of each row."""
 
     def add(self, row: TailRow) -> bool:
         """Note that a row is kept. Return whether it is needed: not if others have all of it."""
@@ -66,15 +81,33 @@ class Kept:
         key = row.tp, row.topic_id, row.leader_epoch
         known = self._ranges.setdefault(key, [])
         start, end, apart = row.start, row.end, list[OffsetRange]()
+        rows = self._rows.setdefault(key, array("q"))
         for each in known:
-            if each.start <= row.start and row.end <= each.end:
+            if each.start <= row.start and row.end <= each.end and not _is_refuted(row, rows):
                 return False
             if each.end < start or end < each.start:
                 apart.append(each)
             else:
                 start, end = min(start, each.start), max(end, each.end)
         self._ranges[key] = [*apart, OffsetRange(Offset(start), Offset(end))]
+        rows.extend(_numbers(row))
         return True
+
+
+def _numbers(row: TailRow) -> tuple[int, int, int, int]:
+    # The checksum as a signed number, as in a pack.
+    return row.start, row.end, row.size, row.crc64nvme - (row.crc64nvme >> 63 << 64)
+
+
+def _is_refuted(row: TailRow, rows: "array[int]") -> bool:
+    """Whether rows of the same offsets have other bytes, and none has the same."""
+    start, end, *content = _numbers(row)
+    same = [
+        rows[at + 2 : at + 4].tolist()
+        for at in range(0, len(rows), 4)
+        if rows[at] == start and rows[at + 1] == end
+    ]
+    return bool(same) and content not in same
 
 
 def joined(first: TailRow, second: TailRow, max_bytes: int) -> TailRow | None:

@@ -428,7 +428,7 @@ class Model:
             needed = [
                 row
                 for row in rows
-                if self._need_of(row, part) in {Need.NEEDED, Need.REPLACED} and kept.add(row)
+                if self._need_of(row, part) in {Need.NEEDED, Need.LOST} and kept.add(row)
             ]
             if self._choose(2):
                 stored_ms = sidecar.stored_ms[number]
@@ -442,12 +442,9 @@ class Model:
         sidecar.packs = {number: rows for number, rows in sidecar.packs.items() if rows}
         archived = {*self.archive.log, *self.archive.moved}
         for batch in before - self._stored():
-            assert (
-                batch in archived
-                or self._topic_of[batch.uid] != topic_id
-                or any(gap.start < batch.end and batch.base < gap.end for gap in part.gaps)
-                or batch.base < self.topic.led.log_start  # retention has deleted it
-            ), "cleaning has dropped a record that no other object has"
+            assert batch in archived or self._topic_of[batch.uid] != topic_id, (
+                "cleaning has dropped a record that no other object has"
+            )
 
     def _stored(self) -> set[Batch]:
         return {

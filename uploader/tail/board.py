@@ -29,6 +29,7 @@ class TailPartition(NamedTuple):
         topic_id: The topic id.
         archive_end: The archive end offset.
         archived_epochs: The stored epoch history of the archive, as far as it was read.
+        archive_start: The first archived offset, as far as it is known.
     """
 
     tp: TopicPartition
@@ -37,6 +38,7 @@ class TailPartition(NamedTuple):
     topic_id: str
     archive_end: Offset
     archived_epochs: EpochHistory = NO_EPOCHS
+    archive_start: Offset = Offset(0)
 
 
 class SafePartition(NamedTuple):
@@ -83,6 +85,7 @@ def tail_partition(partition: Partition) -> TailPartition | None:
     ):
         return None
     stored = archive.epoch_history
+    start = None if archive.watermark is None else archive.watermark.start_offset
     return TailPartition(
         partition.topic_partition,
         partition.directory,
@@ -90,6 +93,7 @@ def tail_partition(partition: Partition) -> TailPartition | None:
         partition.topic_id,
         archive.next_offset,
         NO_EPOCHS if stored is None else stored.epoch_history,
+        start or Offset(0),
     )
 
 

@@ -8,7 +8,7 @@ broker is asked, so packs of partitions that other brokers lead are cleaned as w
 Order of writes, and what a kill leaves:
 
 0. Records that the cluster has lost go to the quarantine (`quarantine`), an hour after the archive
-   was first seen to have others.
+   was first seen to have others, or none, at their offsets.
 1. New packs: ranges twice, with equal bytes. The next cleaning drops one of each.
 2. The index object (If-Match), without the old packs: packs that are not live.
 3. One hour later, for readers, the old packs are deleted: nothing.
@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
-from sidetier.archive.objects.gaps import recorded_gaps
+from sidetier.archive.objects.gaps import listed_gaps
 from sidetier.archive.objects.leader_epochs import read_epoch_history
 from sidetier.archive.objects.tail_index import (
     StoredTailIndex,
@@ -84,15 +84,15 @@ MAX_ROW_BYTES: Final = 4 << 20
 DELETED_AFTER: Final = 3600.0
 """Seconds from the index without a pack to the pack's deletion."""
 QUARANTINED_AFTER: Final = 3600.0
-"""Seconds from the first cleaning that has found other records in the archive."""
+"""Seconds from the first cleaning that has found records to be lost."""
 ASKED_AGAIN: Final = 3600.0
 """Seconds until the stored archive of a partition is read again."""
 _UNREADABLE: Final = (*PACK_GONE, MalformedObjectError, ChecksumMismatchError, EncryptionError)
 """Errors of one pack. Others are of the store."""
 
 ArchivedOf = Callable[[TopicPartition], ArchivedPart | None]
-"""Reads what the archive has of a partition, without its gaps; None without an archive. Raises
-SidetierError.
+"""Reads what the archive has of a partition, without its recorded gaps; None without an archive.
+Raises SidetierError.
 """
 
 
@@ -106,6 +106,8 @@ class PackUse(NamedTuple):
         live_rows: Number of the needed rows.
         is_live: Whether each of its rows is needed, as a byte.
         may_copy: Whether its needed rows may be copied.
+        must_copy: Whether it has lost records that are in the quarantine or in another row. As long
+            as they are in a live pack, a restart would store them in the quarantine again.
     """
 
     pack: PackRef
@@ -114,6 +116,7 @@ class PackUse(NamedTuple):
     live_rows: int
     is_live: bytes
     may_copy: bool = True
+    must_copy: bool = False
 
     @property
     def is_sparse(self) -> bool:
@@ -148,7 +151,8 @@ def plan_cleaning(uses: Iterable[PackUse], max_bytes: int = MAX_COPIED_BYTES) ->
     for batch in _batches(_to_copy(uses)):
         size = sum(use.live_bytes for use in batch)
         # One small pack that only moves is not worth a write.
-        if (len(batch) > 1 or batch[0].size >= SIZE_CLASSES[-1]) and size <= max_bytes:
+        is_worth = len(batch) > 1 or batch[0].size >= SIZE_CLASSES[-1] or batch[0].must_copy
+        if is_worth and size <= max_bytes:
             copy.append(batch)
             max_bytes -= size
     copied = {use.pack.number for batch in copy for use in batch}
@@ -166,7 +170,7 @@ def _to_copy(uses: Iterable[PackUse]) -> list[PackUse]:
     for use in uses:
         if not use.live_rows or not use.may_copy:
             continue
-        if use.is_sparse:
+        if use.is_sparse or use.must_copy:
             chosen.append(use)
         elif use.size_class is not None:
             small[use.size_class].append(use)
@@ -198,9 +202,16 @@ def stored_archive(place_of: Callable[[str], TailPlace]) -> ArchivedOf:
         if stored is None:
             return None
         epochs = read_epoch_history(place.store, place.layout, tp).epoch_history
-        return ArchivedPart(stored.watermark.next_offset, epochs, stored.watermark.topic_id)
+        mark = stored.watermark
+        below = _below(mark.start_offset or Offset(0))
+        return ArchivedPart(mark.next_offset, epochs, mark.topic_id, below, stored.modified_ms)
 
     return read
+
+
+def _below(start: Offset) -> tuple[OffsetRange, ...]:
+    """Return the offsets below the start of an archive: no record of them is archived."""
+    return (OffsetRange(Offset(0), start),) if start else ()
 
 
 @dataclass(slots=True)
@@ -213,8 +224,9 @@ class CleaningTotals:
         stored_bytes: Bytes of live packs.
         unread_packs: Live packs that cannot be read. They stay.
         unknown_partitions: Partitions whose archive cannot be read. Their rows stay.
-        stale_offsets: Offsets whose records were committed, and that the cluster has lost in an
-            unclean election or a power failure. Their rows stay until they are in quarantine.
+        stale_offsets: Offsets whose records were committed, and that only packs have: the cluster
+            has lost them in an unclean election or a power failure, or deleted them before they
+            were archived. Their rows stay until they are in quarantine.
         rewritten_bytes: Bytes that were copied into new packs.
         deleted_packs: Packs that were deleted.
     """
@@ -243,12 +255,12 @@ class _Seen:
 
     Attributes:
         dropped: Since when the index has dropped packs, by number.
-        replaced: Since when the archive has other records than rows.
+        lost: Since when the archive has other records than rows, or none.
         moved: Rows whose records are in quarantine.
     """
 
     dropped: dict[int, float] = field(default_factory=dict)
-    replaced: dict[_RowKey, float] = field(default_factory=dict)
+    lost: dict[_RowKey, float] = field(default_factory=dict)
     moved: set[_RowKey] = field(default_factory=set)
 
 
@@ -377,14 +389,14 @@ class TailCleaner:
             )
 
     def _quarantine(self, numbers: PackNumbers, judge: "_Judge") -> None:
-        """Store what the archive has replaced in the quarantine; the next cleaning drops the rows.
+        """Store what the cluster has lost in the quarantine; the next cleaning drops the rows.
         Not at once: a divergence of the archive may not be in quarantine yet.
         """
         seen, now = self._seen[id(numbers.store)], self._clock.monotonic()
-        since = {key: seen.replaced.get(key, now) for key in map(_key_of, judge.replaced)}
-        seen.replaced = since
+        since = {key: seen.lost.get(key, now) for key in map(_key_of, judge.lost)}
+        seen.lost = since
         seen.moved &= judge.moved_rows
-        for run in runs_in(judge.replaced):
+        for run in runs_in(judge.lost):
             tp = run[0].row.tp
             if any(now < since[_key_of(source)] + QUARANTINED_AFTER for source in run):
                 continue
@@ -489,7 +501,7 @@ class _Judge:
     Attributes:
         found: What stays and why, by partition or key.
         unknown: Partitions whose archive cannot be read.
-        replaced: Rows for whose offsets the archive has other records.
+        lost: Rows for whose offsets the archive has other records, or none.
         moved_rows: Rows whose records are in quarantine.
         stale_offsets: Number of offsets of stale rows.
     """
@@ -504,7 +516,7 @@ class _Judge:
     ) -> None:
         self._led = led
         self._moved = moved
-        self.replaced: list[PackedRow] = []
+        self.lost: list[PackedRow] = []
         self.moved_rows: set[_RowKey] = set()
         self._ask = ask
         self._place_of = place_of
@@ -513,25 +525,29 @@ class _Judge:
         self.stale_offsets = 0
         self._kept = Kept()
         self._archived: dict[TopicPartition, ArchivedPart | None] = {}
-        self._gaps: dict[TopicPartition, list[OffsetRange]] = {}
+        self._gaps: dict[tuple[int, str], dict[str, list[OffsetRange]] | SidetierError] = {}
         self._logs: dict[TopicPartition, EpochHistory] = {}
         self._encrypts: dict[str, bool] = {}
         self._stale: dict[str, Offset] = {}
 
     def use_of(self, pack: PackRef, rows: Iterable[TailRow]) -> PackUse:
         """Return what is needed of a pack."""
-        is_live, size, live_bytes, may_copy = bytearray(), 0, 0, True
-        before = len(self.replaced)
+        is_live, size, live_bytes, may_copy, must_copy = bytearray(), 0, 0, True, False
+        before = len(self.lost)
         for row in rows:
-            needed = self._is_needed(PackedRow(pack, row))
+            source = PackedRow(pack, row)
+            is_moved = _key_of(source) in self._moved
+            need = Need.LOST if is_moved else self._need_of(source)
+            needed = self._is_needed(source, need, is_moved=is_moved)
+            must_copy = must_copy or (need is Need.LOST and not needed)
             is_live.append(needed)
             size += row.size
             if needed:
                 live_bytes += row.size
                 may_copy = may_copy and self._knows_place(row.tp)
         # Rows that wait for the quarantine stay where they are until then.
-        may_copy = may_copy and len(self.replaced) == before
-        return PackUse(pack, size, live_bytes, sum(is_live), bytes(is_live), may_copy)
+        may_copy = may_copy and len(self.lost) == before
+        return PackUse(pack, size, live_bytes, sum(is_live), bytes(is_live), may_copy, must_copy)
 
     def encrypts(self, topic: str) -> bool:
         """Whether packs of a topic are encrypted. Raises SidetierError."""
@@ -542,34 +558,47 @@ class _Judge:
     def newest_archived(self, tp: TopicPartition) -> LeaderEpoch:
         """Return the newest leader epoch of which records are archived."""
         archived = self._archived[tp]
-        assert archived is not None  # noqa: S101 - its rows were found to be replaced
+        assert archived is not None  # noqa: S101 - its rows were found to be lost
         return archived.epochs.up_to(archived.end or 0).entries[-1][0]
 
-    def _is_needed(self, source: PackedRow) -> bool:
+    def _is_needed(self, source: PackedRow, need: Need, *, is_moved: bool) -> bool:
         row = source.row
-        if _key_of(source) in self._moved:
+        if is_moved:
             self.moved_rows.add(_key_of(source))
+            self._kept.add(row)  # rows with the same records are in the quarantine, too
             return False
-        archived = self._archived_of(row)
-        need = Need.NEEDED if archived is None else need_of(row, archived)
-        if archived is not None and need is Need.REPLACED:
-            # Their records were not archived, and are not replaced either.
-            need = need_of(row, replace(archived, gaps=self._gaps_of(row.tp)))
-        if need in {Need.ARCHIVED, Need.OTHER_TOPIC}:
+        if need in {Need.ARCHIVED, Need.OTHER_TOPIC} or not self._kept.add(row):
             return False
-        if not self._kept.add(row):
-            return False
-        if need is Need.REPLACED and row.tp not in self.unknown and not row.is_claim:
-            self.replaced.append(source)
-        if need is Need.REPLACED or self._is_stale(row):
+        if need is Need.LOST and not row.is_claim:
+            self.lost.append(source)
+        if need is Need.LOST or self._is_stale(row):
             self.stale_offsets += row.end - row.start
             what = f"{row.tp}, leader epoch {row.last_epoch}"
             self._stale[what] = min(row.start, self._stale.get(what, row.start))
             self.found[what] = (
                 f"the cluster has lost committed records from offset {self._stale[what]} on, in an "
-                "unclean election or a power failure: only packs have them"
+                "unclean election or a power failure, or deleted them before they were archived: "
+                "only packs have them"
             )
         return True
+
+    def _need_of(self, source: PackedRow) -> Need:
+        row = source.row
+        archived = self._archived_of(row)
+        if archived is None:
+            return Need.NEEDED
+        need = need_of(row, archived)
+        if need is Need.ARCHIVED and not row.is_claim:
+            gaps = self._try(row.tp, self._gaps_of, None)
+            # Unknown gaps may be everywhere.
+            if gaps is None:
+                return Need.NEEDED
+            return need_of(row, replace(archived, gaps=(*archived.gaps, *gaps)))
+        noted = archived.noted_ms
+        if need is Need.OTHER_TOPIC and noted is not None and noted <= source.first_stored_ms:
+            # `offset.wm` is older than the row: it may be of the deleted topic.
+            return Need.NEEDED
+        return need
 
     def _is_stale(self, row: TailRow) -> bool:
         """Whether the log of this broker, which leads, has other records."""
@@ -584,7 +613,7 @@ class _Judge:
         return next(replaced(row, history, MAX_OFFSET), None) is not None
 
     def _archived_of(self, row: TailRow) -> ArchivedPart | None:
-        """Return what the archive of a row's partition has."""
+        """Return what the archive of a row's partition has, without recorded gaps."""
         tp = row.tp
         if tp in self._archived:
             return self._archived[tp]
@@ -592,7 +621,8 @@ class _Judge:
         if part is None:
             self._archived[tp] = self._try(tp, self._ask, None)
             return self._archived[tp]
-        known = ArchivedPart(part.archive_end, part.archived_epochs, part.topic_id)
+        below = _below(part.archive_start)
+        known = ArchivedPart(part.archive_end, part.archived_epochs, part.topic_id, below)
         if not part.archived_epochs.entries:
             # As after a restart: the sidecar reads the epochs with its next commit.
             if not 0 < part.archive_end >= row.end:
@@ -606,14 +636,22 @@ class _Judge:
         return known
 
     def _gaps_of(self, tp: TopicPartition) -> Sequence[OffsetRange]:
-        if tp not in self._gaps:
-            # Unknown gaps may be everywhere: then nothing is known to be replaced.
-            self._gaps[tp] = self._try(tp, self._read_gaps, [])
-        return self._gaps[tp]
-
-    def _read_gaps(self, tp: TopicPartition) -> list[OffsetRange]:
+        """Return the recorded gaps. One listing of those of the cluster. Raises SidetierError."""
         place = self._place_of(tp.topic)
-        return recorded_gaps(place.store, place.layout, [tp])[tp]
+        prefix = place.layout.gaps_prefix()
+        key = id(place.store), prefix
+        if key not in self._gaps:
+            try:
+                gaps = defaultdict[str, list[OffsetRange]](list)
+                for folder, _, gap in listed_gaps(place.store, prefix):
+                    gaps[folder].append(gap)
+                self._gaps[key] = dict(gaps)
+            except SidetierError as error:
+                self._gaps[key] = error  # not asked again for each partition
+        known = self._gaps[key]
+        if isinstance(known, SidetierError):
+            raise known
+        return known.get(place.layout.gap_prefix(tp), ())
 
     def _knows_place(self, tp: TopicPartition) -> bool:
         return self._try(tp, lambda tp: self.encrypts(tp.topic) in {True, False}, otherwise=False)

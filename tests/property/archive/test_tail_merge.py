@@ -96,7 +96,7 @@ def _below_the_end(row: TailRow, archived: ArchivedPart) -> Need:
 
 def _replaced_goes(row: TailRow, archived: ArchivedPart) -> Need:
     need = need_of(row, archived)
-    return Need.ARCHIVED if need is Need.REPLACED else need
+    return Need.ARCHIVED if need is Need.LOST else need
 
 
 def _is_killed(merge_rows: Merge, need: NeedOf) -> bool:

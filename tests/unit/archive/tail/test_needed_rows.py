@@ -10,6 +10,7 @@ from sidetier.segments.offsets import Offset, OffsetRange
 from tests.harness.tail_packs import TOPIC_ID, TP, history
 
 OLD, NEW = history((3, 0)), history((3, 0), (5, 50))
+GAP = OffsetRange(Offset(50), Offset(60))
 
 
 def _row(epochs: EpochHistory, start: int, end: int, *, log_start: int = 0) -> TailRow:
@@ -38,9 +39,20 @@ def _archived(end: int, epochs: EpochHistory, *gaps: OffsetRange) -> ArchivedPar
         # Nothing of the leader that answered is archived yet: its row may refute what is.
         (_row(NEW, 40, 60), _archived(90, OLD), Need.NEEDED),
         (_row(NEW, 50, 60), _archived(60, history((3, 0), (4, 50))), Need.NEEDED),
-        (_row(OLD, 40, 60), _archived(60, NEW), Need.REPLACED),
+        (_row(OLD, 40, 60), _archived(60, NEW), Need.LOST),
         (_row(OLD, 40, 50), _archived(60, NEW), Need.ARCHIVED),
-        (_row(OLD, 40, 60), _archived(60, NEW, OffsetRange(Offset(50), Offset(60))), Need.ARCHIVED),
+        # The archive has nothing there, whatever its history says.
+        (_row(OLD, 40, 60), _archived(60, NEW, GAP), Need.LOST),
+        (_row(OLD, 40, 60), _archived(90, OLD, GAP), Need.LOST),
+        (_row(OLD, 52, 55), _archived(90, OLD, GAP), Need.LOST),
+        (_row(OLD, 40, 50), _archived(90, OLD, GAP), Need.ARCHIVED),
+        (_row(OLD, 60, 70), _archived(90, OLD, GAP), Need.ARCHIVED),
+        (_row(OLD, 40, 95), _archived(90, OLD, GAP), Need.NEEDED),
+        (
+            claim(TP, TOPIC_ID, history((3, 55)), Offset(0), Offset(0)),
+            _archived(60, OLD, GAP),
+            Need.ARCHIVED,
+        ),
         (_row(OLD, 0, 50), _archived(50, NO_EPOCHS), Need.NEEDED),
         (_row(OLD, 0, 50), ArchivedPart(Offset(50), OLD), Need.NEEDED),
         (_row(OLD, 0, 50), ArchivedPart(topic_id=TOPIC_ID), Need.NEEDED),
@@ -70,6 +82,20 @@ def test_rows_are_needed_once() -> None:
     assert kept.add(_row(NEW, 10, 20))
     assert kept.add(_row(OLD, 10, 20)._replace(topic_id="B" * 22))
     assert kept.add(claim(TP, TOPIC_ID, OLD, Offset(0), Offset(0)))
+
+
+@pytest.mark.parametrize(("size", "crc"), [(99, (1 << 64) - 1), (100, 1 << 63)])
+def test_rows_of_the_same_offsets_with_other_bytes_are_all_kept(size: int, crc: int) -> None:
+    """One of them is damaged, and nothing shows which."""
+    first = _row(OLD, 10, 20)._replace(crc64nvme=(1 << 64) - 1)
+    other = first._replace(size=size, crc64nvme=crc)
+    kept = Kept()
+    assert kept.add(first)
+    assert kept.add(_row(OLD, 20, 30))
+    assert kept.add(other)
+    assert not kept.add(first)
+    assert not kept.add(other)
+    assert not kept.add(_row(OLD, 12, 18))
 
 
 def test_rows_that_follow_each_other_become_one() -> None:

@@ -10,19 +10,32 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import structlog
 
+from sidetier.archive.objects.notes import noted_checksum, noted_next_offset, noted_number
 from sidetier.archive.objects.quarantine import MoveKind, read_plan
 from sidetier.archive.objects.tail_index import read_tail_index
+from sidetier.archive.objects.watermark import Watermark, write_watermark
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import ArchivedPart, PackRef, Reason
 from sidetier.archive.tail.pack import TailRow
 from sidetier.archive.tail.read import read_rows
+from sidetier.segments.batches import split_batches
+from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import (
+    ArchiveConflictError,
     ConfigurationError,
     StorageError,
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
+from sidetier.segments.notes import EPOCHS_KEY, MAX_TIMESTAMP_KEY, TOPIC_ID_KEY
+from sidetier.segments.offsets import (
+    BaseOffset,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    OffsetRange,
+    TopicPartition,
+)
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.archive.unresolved import read_unresolved
@@ -33,9 +46,11 @@ from sidetier.uploader.tail.cleaning import (
     PackUse,
     TailCleaner,
     plan_cleaning,
+    stored_archive,
 )
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace, store_pack
+from sidetier.uploader.tail.quarantine import store_run
 from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import PartitionLog
 from tests.harness.tail_packs import history
@@ -389,28 +404,186 @@ def test_what_only_packs_have_after_a_power_failure_is_kept_and_counted(
     assert (by.totals.stale_offsets, live(store)) == (0, [])
 
 
-def test_records_in_a_gap_of_the_archive_are_not_replaced(
-    site: TailSite, store: FakeStorage
+@pytest.mark.parametrize("how", ["gap", "start"])
+def test_records_that_were_deleted_before_they_were_archived_go_to_quarantine(
+    site: TailSite, store: FakeStorage, how: str
 ) -> None:
-    """Retention has deleted them before they were archived: the archive has no others."""
+    """The archive continues in the same leader epoch behind a gap, or begins there."""
     log = site.log_dir.create("t", 0, epoch=4)
     log.append(60)
     site.run()
-    log.lead(5)
-    site.run()
     log.append(40)
     site.run()
+    lost = log.written[0]
     log.start_at(100)
     log.append(10)
-    site.archive_ends[log.tp] = 110
-    # Nothing shows that the archive has no record below 100, but the gap does.
-    site.archived_epochs[log.tp] = history((4, 0), (5, 100))
-    by = clean(site)
-    assert by.totals.stale_offsets == 40
-    store.put_object(LAYOUT.gap_key(log.tp, Offset(60), Offset(100)), BytesBody(b"{}"))
+    archive = ArchivedPart(Offset(110), history((4, 0)), log.topic_id)
+    first = 60
+    if how == "gap":
+        store.put_object(LAYOUT.gap_key(log.tp, Offset(60), Offset(100)), BytesBody(b"{}"))
+    else:
+        first = 0
+        archive = replace(archive, gaps=[OffsetRange(Offset(0), Offset(100))])
+    by = cleaner(site, {log.tp: archive}.get)
+    with structlog.testing.capture_logs() as logs:
+        clean(site, by, led={})
+    assert by.totals.stale_offsets == 100 - first
+    [entry] = [each for each in logs if each["event"] == "tail.kept"]
+    assert "deleted them before they were archived" in entry["reason"]
+    site.time.now += 3000
+    by.run({})
+    by.run({})
+    assert (by.totals.stale_offsets, live(store)) == (0, [])
+    data = store.contents()[
+        LAYOUT.quarantine_prefix(log.tp) + f"{first:020d}-epoch-4/{first:020d}.log"
+    ]
+    assert lost.endswith(data)
+    assert sum(header.record_count for _, header in split_batches(memoryview(data))) == 100 - first
+
+
+def test_the_start_of_a_led_archive_is_known(site: TailSite, store: FakeStorage) -> None:
+    log = site.log_dir.create("t", 0, epoch=4)
+    log.append(60)
+    site.run()
+    site.archive_ends[log.tp] = 60
+    by, led = cleaner(site), site.led()
+    clean(site, by, {log.tp: led[log.tp]._replace(archive_start=Offset(50))})
+    assert by.totals.stale_offsets == 60
+    clean(site, by, led)
+    assert (by.totals.stale_offsets, live(store)) == (0, [])
+
+
+def test_gaps_are_listed_once_and_rows_stay_while_they_are_unknown(
+    site: TailSite, store: FakeStorage
+) -> None:
+    for number in range(3):
+        log = site.log_dir.create("t", number)
+        log.append(5)
+    site.run()
+    site.archive_ends = dict.fromkeys(site.log_dir.partitions, 5)
+    by = cleaner(site)
+    gaps = LAYOUT.gaps_prefix()
+    store.fail("list", StoreUnavailableError("away"), key=gaps)
     clean(site, by)
+    assert (live(store), by.totals.unknown_partitions) == ([0], 3)
+    clean(site, by)
+    assert (live(store), by.totals.unknown_partitions) == ([], 0)
+    assert len([each for each in store.requests if each.key == gaps]) == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_in_quarantine_leaves_the_packs_and_does_not_come_back(
+    site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """With a pack whose answer was lost, live rows beside, a restart, and gc of the quarantine.
+
+    Also if no pack can be copied until the records are in quarantine.
+    """
+    log, beside = site.log_dir.create("t", 0, epoch=4), site.log_dir.create("u", 0)
+    log.append(60)
+    site.run()
+    log.append(20)
+    beside.append(10)
+    site.log_dir.create("v", 0)  # its claim keeps the pack
+    site.sender.held = True
+    site.run()
+    [job] = site.sender.waiting
+    assert job.body is not None
+    store_pack(job.numbers, job.body, 0)
+    log.append(20)
+    beside.append(10)
+    site.sender.fail(job, StoreTimeoutError("timeout"))
+    site.sender.held = False
+    for _ in range(10):
+        site.run()
+    ranges = [(row.start, row.end) for row in site.rows() if row.tp == log.tp and row.start >= 60]
+    assert sorted(ranges) == [(60, 80), (60, 100)]
+    log.truncate(60)
+    log.lead(6)
+    site.restart()
+    site.run()
+    log.append(100)
+    site.archive_ends[log.tp] = log.log_end
+    by = cleaner(site)
+    with monkeypatch.context() as patch:
+        if fails:
+            patch.setattr(TailCleaner, "_copy", lambda *_: None)
+        for _ in range(7):
+            clean(site, by)
+    for _ in range(2):
+        clean(site, by)
+    folder = LAYOUT.quarantine_prefix(log.tp)
+    stored = {each.key for each in store.list_objects(folder)}
+    assert len(stored) == 2
     assert by.totals.stale_offsets == 0
-    assert live(store) == []
+    assert [row.tp for row in site.rows() if not row.is_claim] == [beside.tp]
+    # gc deletes what an operator has acknowledged.
+    store.delete_objects(list(stored))
+    again = cleaner(site)
+    for _ in range(9):
+        clean(site, again)
+    assert again.totals.stale_offsets == 0
+    assert not list(store.list_objects(folder))
+    assert merged(store, beside).end == beside.log_end
+
+
+def test_a_repeat_adds_to_the_quarantine_what_is_new(site: TailSite, store: FakeStorage) -> None:
+    """A restart before the rows are dropped; the archive has replaced more since."""
+    log = site.log_dir.create("t", 0, epoch=4)
+    log.append(60)
+    site.run()
+    for _ in range(2):
+        log.append(20)
+        site.run()
+    lost = log.written[0]
+    log.truncate(60)
+    log.lead(6)
+    site.restart()
+    site.run()
+    log.append(60)
+    site.archive_ends[log.tp] = 80
+    by = cleaner(site)
+    for _ in range(7):
+        clean(site, by)
+    folder = LAYOUT.quarantine_prefix(log.tp) + f"{60:020d}-epoch-6/"
+    assert [each.key for each in store.list_objects(folder)] == [
+        folder + f"{60:020d}.log",
+        folder + "plan.json",
+    ]
+    site.archive_ends[log.tp] = 120
+    by = cleaner(site)
+    for _ in range(9):
+        clean(site, by)
+    assert by.totals.stale_offsets == 0
+    logs = [each.key for each in store.list_objects(folder) if each.key.endswith(".log")]
+    assert logs == [folder + f"{60:020d}.log", folder + f"{80:020d}.log"]
+    assert lost.endswith(b"".join(store.contents()[key] for key in logs))
+    # Their metadata are as those of archived segments.
+    for key, end in zip(logs, (80, 100), strict=True):
+        head = store.head_object(key)
+        assert noted_next_offset(head) == end
+        assert head.metadata[TOPIC_ID_KEY] == log.topic_id
+        assert head.metadata[EPOCHS_KEY] == f"4@{end - 20}"
+        assert noted_number(head, MAX_TIMESTAMP_KEY) == max(
+            header.max_timestamp for _, header in split_batches(memoryview(store.contents()[key]))
+        )
+        assert noted_checksum(head) == crc64nvme(store.contents()[key])
+
+
+def test_other_bytes_in_the_quarantine_are_a_conflict(site: TailSite, store: FakeStorage) -> None:
+    log = site.log_dir.create("t", 0, epoch=4)
+    log.append(60)
+    site.run()
+    [source] = [
+        each for each in TailInventory(store, LAYOUT).read().rows[log.tp] if not each.row.is_claim
+    ]
+    prefix = store_run(store, LAYOUT, site.broker, [source], LeaderEpoch(5))
+    key = f"{prefix}{0:020d}.log"
+    before = store.contents()[key]
+    assert store_run(store, LAYOUT, site.broker, [source], LeaderEpoch(5)) == prefix
+    store.overwrite(key, before[:-1] + bytes([before[-1] ^ 1]))
+    with pytest.raises(ArchiveConflictError, match="another batch at offset"):
+        store_run(store, LAYOUT, site.broker, [source], LeaderEpoch(5))
 
 
 def test_quiet_partitions_have_few_packs(site: TailSite, store: FakeStorage) -> None:
@@ -512,6 +685,30 @@ def test_packs_of_a_recreated_topic_can_be_read_and_those_of_the_deleted_one_go(
     site.time.now += 3000
     by.run({})
     assert not list(store.list_objects(KEYS))
+
+
+@pytest.mark.parametrize("is_newer", [True, False])
+def test_an_offset_wm_that_is_older_than_a_row_may_be_of_the_deleted_topic(
+    site: TailSite, store: FakeStorage, *, is_newer: bool
+) -> None:
+    """This broker has led the new topic; its archive is not retired yet."""
+    log = site.log_dir.create("t", 0)
+    log.append(20)
+
+    def store_mark() -> None:
+        mark = Watermark(BaseOffset(0), Offset(500), topic_id="B" * 21 + "A")
+        write_watermark(store, LAYOUT.watermark_key(log.tp), mark, None)
+
+    if not is_newer:
+        store_mark()
+    site.run()
+    if is_newer:
+        site.time.now += 1
+        store_mark()
+    place = TailPlace(site.store, LAYOUT, encrypts=False)
+    by = cleaner(site, stored_archive(lambda _: place))
+    clean(site, by, led={})
+    assert live(store) == ([] if is_newer else [0])
 
 
 def test_one_damaged_pack_or_unknown_archive_does_not_end_the_cleaning(
