@@ -258,7 +258,8 @@ class _Run:
         self, tail: PartitionTail, merged: MergedTail, pieces: Sequence[_Piece]
     ) -> Iterator[Offset]:
         """Store and commit segment after segment, and yield the archive end offset after each."""
-        tp, place, leader = tail.tp, self.place_of(tail.tp.topic), _leader(tail, merged)
+        tp, place = tail.tp, self.place_of(tail.tp.topic)
+        leader = _leader(tail, merged, pieces[-1].part if pieces else merged.slices[0])
         archive = self._load(tail, merged, leader)
         directory = self.root / str(tp)
         directory.mkdir()
@@ -392,15 +393,17 @@ def _write_txn_index(segment: ClosedSegment, part: Iterable[_Piece], directory: 
         index.write_bytes(encode_txn_index(sorted(aborted, key=attrgetter("last_offset"))))
 
 
-def _leader(tail: PartitionTail, merged: MergedTail) -> Leader:
-    """Return for which leader the tail is stored: the newest that packs or archive know.
+def _leader(tail: PartitionTail, merged: MergedTail, last: TailSlice) -> Leader:
+    """Return for which leader a tail is stored up to the end of its slice `last`: the newest epoch
+    that has records there, or that `offset.wm` has.
 
-    A sidecar of a later leader is not overwritten: `ArchiveWriter` refuses.
+    A claim does not count: a wrong one would make the sidecars of all later leaders stand down for
+    ever. A sidecar of a later leader is not overwritten: `ArchiveWriter` refuses.
     """
-    pack = merged.slices[-1].source.pack
+    pack = last.source.pack
     if pack is None:
         raise ValueError(f"{tail.tp}: a row that is not stored yet")
-    known = [epoch for epoch in (merged.leader_epoch,) if epoch is not None]
+    known = [epoch for epoch, _ in merged.epochs.up_to(last.end).entries[-1:]]
     if tail.watermark is not None:
         known.append(tail.watermark.leader_epoch)
     return Leader(pack.broker, LeaderEpoch(max(known)), merged.topic_id)
