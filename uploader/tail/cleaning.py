@@ -37,7 +37,7 @@ from sidetier.archive.objects.watermark import read_watermark
 from sidetier.archive.tail.inventory import PACK_GONE, TailInventory
 from sidetier.archive.tail.merge import ArchivedPart, PackedRow, PackRef, replaced
 from sidetier.archive.tail.needed_rows import Kept, Need, joined, need_of
-from sidetier.archive.tail.pack import PackBuilder, TailRow
+from sidetier.archive.tail.pack import FULL_INDEX_BYTES, PackBuilder, TailRow, index_bytes
 from sidetier.archive.tail.read import read_rows
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import (
@@ -106,6 +106,7 @@ class PackUse(NamedTuple):
         live_rows: Number of the needed rows.
         is_live: Whether each of its rows is needed, as a byte.
         may_copy: Whether its needed rows may be copied.
+        index_bytes: Bytes of the needed rows in the index of a pack.
     """
 
     pack: PackRef
@@ -114,6 +115,7 @@ class PackUse(NamedTuple):
     live_rows: int
     is_live: bytes
     may_copy: bool = True
+    index_bytes: int = 0
 
     @property
     def is_sparse(self) -> bool:
@@ -178,12 +180,14 @@ def _to_copy(uses: Iterable[PackUse]) -> list[PackUse]:
 
 def _batches(uses: Iterable[PackUse]) -> Iterator[tuple[PackUse, ...]]:
     batch: list[PackUse] = []
-    size = rows = 0
+    size = rows = in_index = 0
     for use in uses:
         size, rows = size + use.live_bytes, rows + use.live_rows
-        if batch and (size > MAX_PACK_BYTES or rows > MAX_PACK_ROWS):
+        in_index += use.index_bytes
+        is_full = rows > MAX_PACK_ROWS or in_index > FULL_INDEX_BYTES
+        if batch and (size > MAX_PACK_BYTES or is_full):
             yield tuple(batch)
-            batch, size, rows = [], use.live_bytes, use.live_rows
+            batch, size, rows, in_index = [], use.live_bytes, use.live_rows, use.index_bytes
         batch.append(use)
     if batch:
         yield tuple(batch)
@@ -519,7 +523,7 @@ class _Judge:
 
     def use_of(self, pack: PackRef, rows: Iterable[TailRow]) -> PackUse:
         """Return what is needed of a pack."""
-        is_live, size, live_bytes, may_copy = bytearray(), 0, 0, True
+        is_live, size, live_bytes, in_index, may_copy = bytearray(), 0, 0, 0, True
         before = len(self.replaced)
         for row in rows:
             needed = self._is_needed(PackedRow(pack, row))
@@ -527,10 +531,11 @@ class _Judge:
             size += row.size
             if needed:
                 live_bytes += row.size
+                in_index += index_bytes(row.epochs, row.open, row.aborted)
                 may_copy = may_copy and self._knows_place(row.tp)
         # Rows that wait for the quarantine stay where they are until then.
         may_copy = may_copy and len(self.replaced) == before
-        return PackUse(pack, size, live_bytes, sum(is_live), bytes(is_live), may_copy)
+        return PackUse(pack, size, live_bytes, sum(is_live), bytes(is_live), may_copy, in_index)
 
     def encrypts(self, topic: str) -> bool:
         """Whether packs of a topic are encrypted. Raises SidetierError."""
