@@ -14,7 +14,7 @@ from sidetier.archive.tail.pack import PackBuilder, TailRow, claim, epochs_from
 from sidetier.archive.tail.survey import TailSurvey, survey
 from sidetier.segments.batches import split_batches
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import MISSING, NONE, NOTE_KEYS
+from sidetier.segments.notes import MISSING, NONE, NOTE_KEYS, TOPIC_ID_KEY
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
@@ -22,6 +22,7 @@ from sidetier.uploader.archive.archive_state import Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.promote import SEGMENT_BYTES, Promoted, promote
+from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
 from sidetier.uploader.stores import Place
 from tests.harness import daemons
 from tests.harness.archive_sound import check_archive, recorded_gaps
@@ -161,6 +162,25 @@ def test_newest_epoch_of_the_promoted_records_is_committed(tmp_path: Path) -> No
     assert done.archived_up_to == 18
     stored = log.archive.store.get_object(LAYOUT.watermark_key(TP))
     assert decode_watermark(stored.data, "offset.wm").leader_epoch == 3
+
+
+@pytest.mark.parametrize(
+    ("topic_id", "committed"), [(TOPIC_ID, 4), ("B" * 22, 0)], ids=["topic", "deleted topic"]
+)
+def test_files_of_a_leader_that_was_killed_before_its_commit(
+    tmp_path: Path, topic_id: str, committed: int
+) -> None:
+    """Leader 4 has taken over, and was uploading a segment of epoch 0 when the cluster was lost."""
+    log = mixed_log()
+    log.archived(0, 12)
+    log.pack(1, 0, (12, 18))
+    notes = {WRITER_EPOCH_KEY: "4", TOPIC_ID_KEY: topic_id}
+    log.archive.put(log.archive.key(12, FileKind.INDEX), b"12345678", notes)
+    done = promoted(log.store, tmp_path)
+    assert done.problem is None
+    check(log, 18, done.archived_up_to)
+    stored = log.archive.store.get_object(LAYOUT.watermark_key(TP))
+    assert decode_watermark(stored.data, "offset.wm").leader_epoch == committed
 
 
 def test_later_leader_in_the_archive_and_recreated_topics(tmp_path: Path) -> None:
