@@ -116,6 +116,10 @@ class MalformedObjectError(ArchiveError):
     """A stored object, such as `offset.wm` or `_metadata`, does not parse."""
 
 
+class UnknownVersionError(MalformedObjectError):
+    """A stored object is of a version that this program does not read."""
+
+
 class ArchiveConflictError(ArchiveError):
     """Another writer has stored other bytes at the key of a write."""
 

@@ -28,6 +28,9 @@ from pathlib import Path
 from typing import Final
 
 from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.inventory.stored_partition import StoredPartition
+from sidetier.archive.objects.notes import noted_epoch
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.archive.tail.inventory import PACK_GONE
 from sidetier.archive.tail.merge import MergedTail, TailSlice
 from sidetier.archive.tail.read import SliceBatches, read_tails
@@ -35,14 +38,17 @@ from sidetier.archive.tail.survey import PartitionTail, survey
 from sidetier.segments.epoch_history import encode_leader_epoch_checkpoint
 from sidetier.segments.errors import ArchiveConflictError, MalformedObjectError, SidetierError
 from sidetier.segments.headers import HEADER_BYTES
+from sidetier.segments.keys import parse_object_key
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.notes import TOPIC_ID_KEY
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.segments.transactions import Marker, read_marker
 from sidetier.segments.txn_index import encode_txn_index
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.errors import DivergedError, OperatorNeededError, RecreatedError
 from sidetier.uploader.pinning.pins import pin
+from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
 from sidetier.uploader.sending.upload import Destination, ReadingRules, Uploader
 from sidetier.uploader.state.plan import PlannedSegment
 from sidetier.uploader.state.segment import StoredSegment
@@ -258,7 +264,9 @@ class _Run:
         self, tail: PartitionTail, merged: MergedTail, pieces: Sequence[_Piece]
     ) -> Iterator[Offset]:
         """Store and commit segment after segment, and yield the archive end offset after each."""
-        tp, place, leader = tail.tp, self.place_of(tail.tp.topic), _leader(tail, merged)
+        tp, place = tail.tp, self.place_of(tail.tp.topic)
+        last = pieces[-1].part if pieces else merged.slices[0]
+        leader = _leader(tail, merged, last, self.access.partition(tp))
         archive = self._load(tail, merged, leader)
         directory = self.root / str(tp)
         directory.mkdir()
@@ -392,15 +400,34 @@ def _write_txn_index(segment: ClosedSegment, part: Iterable[_Piece], directory: 
         index.write_bytes(encode_txn_index(sorted(aborted, key=attrgetter("last_offset"))))
 
 
-def _leader(tail: PartitionTail, merged: MergedTail) -> Leader:
-    """Return for which leader the tail is stored: the newest that packs or archive know.
+def _leader(
+    tail: PartitionTail, merged: MergedTail, last: TailSlice, archive: StoredPartition
+) -> Leader:
+    """Return for which leader a tail is stored up to the end of its slice `last`: the newest epoch
+    that has records there, that `offset.wm` has, or that has stored files above it.
 
-    A sidecar of a later leader is not overwritten: `ArchiveWriter` refuses.
+    A claim does not count: a wrong one would make the sidecars of all later leaders stand down for
+    ever. A sidecar of a later leader is not overwritten: `ArchiveWriter` refuses.
     """
-    pack = merged.slices[-1].source.pack
+    pack = last.source.pack
     if pack is None:
         raise ValueError(f"{tail.tp}: a row that is not stored yet")
-    known = [epoch for epoch in (merged.leader_epoch,) if epoch is not None]
+    known = [epoch for epoch, _ in merged.epochs.up_to(last.end).entries[-1:]]
     if tail.watermark is not None:
         known.append(tail.watermark.leader_epoch)
+    known += _unfinished(archive, tail.watermark, merged.topic_id)
     return Leader(pack.broker, LeaderEpoch(max(known)), merged.topic_id)
+
+
+def _unfinished(
+    archive: StoredPartition, watermark: Watermark | None, topic_id: str | None
+) -> Iterator[LeaderEpoch]:
+    """Yield the leader epochs of sidecars that were killed before a commit: without one of them,
+    their files could not be adopted or replaced. One listing, and one request for each file.
+    """
+    for row in archive.rows(0 if watermark is None else watermark.base_offset + 1):
+        if parse_object_key(row.key, archive.prefix) is None:
+            continue
+        head = archive.store.head_object(row.key)
+        if WRITER_EPOCH_KEY in head.metadata and head.metadata.get(TOPIC_ID_KEY) == topic_id:
+            yield noted_epoch(head, WRITER_EPOCH_KEY)

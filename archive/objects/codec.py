@@ -12,7 +12,11 @@ from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
+from sidetier.segments.errors import (
+    MalformedObjectError,
+    ObjectNotFoundError,
+    UnknownVersionError,
+)
 from sidetier.segments.offsets import MAX_OFFSET
 from sidetier.storage.port import RemoteStorage
 
@@ -114,9 +118,9 @@ def check_numbers(model: "DataclassInstance") -> None:
             raise ValueError(f"{name} has more than 64 bits")
 
 
-def unknown_version(key: str, version: object, known: int) -> MalformedObjectError:
+def unknown_version(key: str, version: object, known: int) -> UnknownVersionError:
     """Return the error for a stored object of a version that this program does not read."""
-    return MalformedObjectError(
+    return UnknownVersionError(
         f"{key} has version {version!r}, and this Sidetier reads version {known}: upgrade Sidetier"
     )
 

@@ -13,7 +13,12 @@ from itertools import pairwise
 from typing import Final
 
 from sidetier.archive.objects.codec import JsonCodec
-from sidetier.segments.errors import PreconditionFailedError
+from sidetier.segments.errors import (
+    MalformedObjectError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    UnknownVersionError,
+)
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import MAX_OFFSET
 from sidetier.storage.bodies import BytesBody
@@ -85,6 +90,28 @@ def read_tail_index(store: RemoteStorage, layout: ArchiveLayout, broker_id: int)
     """
     stored = _CODEC.read(store, layout.tail_index_key(broker_id))
     return StoredTailIndex() if stored is None else StoredTailIndex(stored.value, stored.etag)
+
+
+def read_index_to_replace(
+    store: RemoteStorage, layout: ArchiveLayout, broker_id: int
+) -> StoredTailIndex:
+    """Read the index of a broker before a write. One that does not parse has an etag and no index:
+    all packs are live then, for readers, too.
+
+    Raises:
+        UnknownVersionError: It is of another version, and must not be replaced.
+    """
+    key = layout.tail_index_key(broker_id)
+    try:
+        answer = store.get_object(key)
+    except ObjectNotFoundError:
+        return StoredTailIndex()
+    try:
+        return StoredTailIndex(_CODEC.decode(answer.data, key), answer.head.etag)
+    except UnknownVersionError:
+        raise
+    except MalformedObjectError:
+        return StoredTailIndex(None, answer.head.etag)
 
 
 def write_tail_index(

@@ -32,7 +32,7 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from operator import itemgetter
@@ -81,6 +81,8 @@ _LEVEL: Final = 6
 MAX_ROWS: Final = 100_000
 MAX_INDEX_BYTES: Final = 16 << 20
 """Largest index, also decompressed: 112 bytes for each row, and its epochs and transactions."""
+FULL_INDEX_BYTES: Final = 8 << 20
+"""A pack whose rows have this number of bytes in the index is complete."""
 _MAX_EPOCH: Final = 2**31 - 1
 _TOPIC_ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -175,13 +177,21 @@ def claim(
     return TailRow(tp, topic_id, checkpoint, start, start, log_start, last_stable)
 
 
+def index_bytes(epochs: EpochHistory, still_open: Sized = (), aborted: Sized = ()) -> int:
+    """Return the bytes of a row in the decompressed index, without the name of its topic."""
+    tables = (epochs.entries, 2), (still_open, 3), (aborted, 4)
+    return _WORD * (len(_COLUMNS) + sum(len(table) * columns for table, columns in tables))
+
+
 class PackBuilder:
     """Collects the ranges and claims of a pack. Bytes are referenced, not copied."""
 
     def __init__(self) -> None:
         self._rows: list[TailRow] = []
         self._pieces: list[Bytes] = []
+        self._topics: set[tuple[str, str]] = set()
         self._size = 0
+        self._index_bytes = _COUNT.size
 
     @property
     def size(self) -> int:
@@ -200,7 +210,8 @@ class PackBuilder:
             The row with position, size and checksum.
 
         Raises:
-            ValueError: A field contradicts the others; no pack has such a row.
+            ValueError: A field contradicts the others, or the index has no room for the row.
+                Nothing is added.
         """
         size, crc = 0, 0
         for piece in pieces:
@@ -209,6 +220,20 @@ class PackBuilder:
         problem = _problem(row)
         if problem is not None:
             raise ValueError(f"{row.tp}: {problem}")
+        topic = row.tp.topic, row.topic_id
+        in_index = index_bytes(row.epochs, row.open, row.aborted)
+        if topic not in self._topics:
+            in_index += 1 + len(row.tp.topic) + _TOPIC_ID_BYTES
+        total, number = self._index_bytes + in_index, len(self._rows) + 1
+        if total > MAX_INDEX_BYTES or number > MAX_ROWS:
+            raise ValueError(
+                f"{row.tp}: a row with {len(row.epochs.entries)} leader epochs, {len(row.open)} "
+                f"open and {len(row.aborted)} aborted transactions has {in_index} bytes in the "
+                f"index of a pack, which would then have {number} rows and {total} bytes; the "
+                f"limits are {MAX_ROWS} and {MAX_INDEX_BYTES}"
+            )
+        self._topics.add(topic)
+        self._index_bytes = total
         self._rows.append(row)
         self._pieces += pieces
         self._size += size
@@ -218,14 +243,11 @@ class PackBuilder:
         """Return the whole pack.
 
         Raises:
-            ValueError: There are no rows, or more than an index can have.
+            ValueError: There are no rows.
         """
         if not self._rows:
             raise ValueError("a pack without rows")
-        index = _encode_rows(self._rows)
-        if len(index) > MAX_INDEX_BYTES or len(self._rows) > MAX_ROWS:
-            raise ValueError(f"the index of {len(self._rows)} rows has {len(index)} bytes")
-        packed = zlib.compress(index, _LEVEL)
+        packed = zlib.compress(_encode_rows(self._rows), _LEVEL)
         fields = (self._size, len(packed), 0, len(self._rows), _MAGIC, VERSION)
         footer = _FOOTER.pack(*fields[:2], _crc_of(packed, _FOOTER.pack(*fields)), *fields[3:])
         topics = frozenset(row.tp.topic for row in self._rows)

@@ -50,7 +50,8 @@ def plan_command(options: PlanOptions) -> kernel.Outcome:
 
     First the command promotes the tail packs of the topics to segments of the archive, as
     `sidetier tail promote` does: the plan then restores these records, too. It needs permission to
-    write to the store; --no-tail writes nothing there.
+    write to the store; --no-tail writes nothing there. If a pack is younger than 10 minutes, the
+    cluster may be alive: then give --tail to promote nevertheless, or --no-tail.
 
     For each partition the table shows what is restored, how many offsets of it were only in tail
     packs, and what is lost: records after the archive end, records in packs behind a gap, and
@@ -61,9 +62,9 @@ def plan_command(options: PlanOptions) -> kernel.Outcome:
       sidetier hydrate plan plan.json --until 2026-11-22T10:00:00Z --config old-cluster.yaml
 
     Exit codes: 0 the plan is written; 1 the store does not answer, or a tail could not be promoted,
-    and no plan is written; 2 a setting is wrong, or PLAN exists already; 3 the plan is written, but
-    --transaction-consistent cannot guarantee that every transaction is whole, or records in gaps
-    are lost.
+    and no plan is written; 2 a setting is wrong, PLAN exists already, or the cluster may be alive;
+    3 the plan is written, but --transaction-consistent cannot guarantee that every transaction is
+    whole, or records in gaps are lost.
     """  # noqa: D301 -- \b is click's marker and must be one character
     with _needs_extras("plan"):
         from sidetier.cli.hydrate.steps import plan_restore  # noqa: PLC0415 -- needs the extras

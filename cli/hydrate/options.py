@@ -40,10 +40,12 @@ class PlanOptions(CommandOptions):
         help="Lower the ends of partitions until no transaction is committed in one partition and "
         "cut off in another. Transactions of version 2 (Kafka 4) only; the others are reported.",
     )
-    with_tail: bool = option(
+    with_tail: bool | None = option(
         "--tail/--no-tail",
-        default=True,
-        help="First promote the tail packs of these topics, as `sidetier tail promote` does.",
+        default=None,
+        help="First promote the tail packs of these topics, as `sidetier tail promote` does.  "
+        "[default: yes; if a pack is younger than 10 minutes, the cluster may be alive, and one of "
+        "the two is required]",
     )
     work_dir: Path | None = option(
         "--work-dir",

@@ -6,10 +6,11 @@ Needs the packages of the extras `consumer` and `mirror`.
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.tail.survey import TailSurvey, survey
-from sidetier.cli.arguments import most_lines
+from sidetier.cli.arguments import age_text, most_lines
 from sidetier.cli.hydrate.options import (
     FinishOptions,
     PlanOptions,
@@ -28,6 +29,10 @@ from sidetier.mirror.hydrate.survey import Cut
 from sidetier.segments.errors import ArchiveError, ConfigurationError
 from sidetier.segments.names import is_internal_topic
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.uploader.clock import SYSTEM_CLOCK
+
+_MAY_BE_ALIVE: Final = 600.0
+"""Seconds from its newest tail pack on, in which a cluster may be alive."""
 
 
 def plan_restore(config: Config, options: PlanOptions) -> PlanResult:
@@ -47,7 +52,7 @@ def plan_restore(config: Config, options: PlanOptions) -> PlanResult:
     with open_archive(config, connections=CONNECTIONS) as archive:
         archive.require_directories()
         cut = _cut(options.until, options.until_offsets)
-        tails = _promoted_tails(config, archive, options) if options.with_tail else None
+        tails = None if options.with_tail is False else _promoted_tails(config, archive, options)
         plan = steps.plan_restore(archive, steps.PlanRequest(options.topics, cut, consistent))
     if not options.dry_run:
         write_plan(plan_file, plan)
@@ -59,6 +64,7 @@ def _promoted_tails(config: Config, archive: ArchiveAccess, options: PlanOptions
     """Promote the tails of the wanted topics, and return them as they were before.
 
     Raises:
+        ConfigurationError: The cluster may be alive, and --tail is not given.
         ArchiveError: A tail was not promoted. The plan would silently restore less.
     """
 
@@ -68,6 +74,8 @@ def _promoted_tails(config: Config, archive: ArchiveAccess, options: PlanOptions
     found = survey(archive, selects=wanted)
     if options.dry_run:
         return found
+    if options.with_tail is None:
+        _require_lost_cluster(found)
     done = promote_tails(config, archive, found.partitions, options.work_dir)
     failed = [each for each in done if each.problem]
     if failed:
@@ -82,6 +90,21 @@ def _promoted_tails(config: Config, archive: ArchiveAccess, options: PlanOptions
             )
         )
     return found
+
+
+def _require_lost_cluster(found: TailSurvey) -> None:
+    """Refuse to write to the archive of a cluster that has just stored a pack: a rehearsal must not
+    change it by surprise.
+    """
+    if not any(tail.has_records for tail in found.partitions):
+        return
+    age = SYSTEM_CLOCK.wall() - max(broker.newest_ms for broker in found.brokers) / 1000
+    if age < _MAY_BE_ALIVE:
+        raise ConfigurationError(
+            f"the newest tail pack is {age_text(max(age, 0.0))} old, so the cluster may be alive: "
+            "--tail promotes the records of packs nevertheless, and writes to its archive; "
+            "--no-tail plans without them, and writes nothing to the store"
+        )
 
 
 def replicate_topics(config: Config, options: ReplicateOptions) -> ReplicatedResult:

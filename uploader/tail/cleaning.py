@@ -13,7 +13,8 @@ Order of writes, and what a kill leaves:
 2. The index object (If-Match), without the old packs: packs that are not live.
 3. One hour later, for readers, the old packs are deleted: nothing.
 
-A pack that cannot be read stays, as does every row of a partition whose archive cannot be read.
+A pack that cannot be read stays, as does every row of a partition whose archive cannot be read. An
+index object that does not parse is replaced: cleaning judges all packs anew.
 
 Memory: the rows of one pack, then a bit for each row, and the bytes of one new pack.
 """
@@ -30,25 +31,23 @@ from sidetier.archive.objects.gaps import listed_gaps
 from sidetier.archive.objects.leader_epochs import read_epoch_history
 from sidetier.archive.objects.tail_index import (
     StoredTailIndex,
-    read_tail_index,
+    read_index_to_replace,
     write_tail_index,
 )
 from sidetier.archive.objects.watermark import read_watermark
 from sidetier.archive.tail.inventory import PACK_GONE, TailInventory
 from sidetier.archive.tail.merge import ArchivedPart, PackedRow, PackRef, replaced
 from sidetier.archive.tail.needed_rows import Kept, Need, joined, need_of
-from sidetier.archive.tail.pack import PackBuilder, TailRow
+from sidetier.archive.tail.pack import FULL_INDEX_BYTES, PackBuilder, TailRow, index_bytes
 from sidetier.archive.tail.read import read_rows
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import (
-    ArchiveError,
     ChecksumMismatchError,
     EncryptionError,
     MalformedObjectError,
     PreconditionFailedError,
     SegmentError,
     SidetierError,
-    StorageError,
 )
 from sidetier.segments.keys import parse_tail_pack_key
 from sidetier.segments.offsets import (
@@ -89,6 +88,10 @@ ASKED_AGAIN: Final = 3600.0
 """Seconds until the stored archive of a partition is read again."""
 _UNREADABLE: Final = (*PACK_GONE, MalformedObjectError, ChecksumMismatchError, EncryptionError)
 """Errors of one pack. Others are of the store."""
+_DAMAGED: Final = (MalformedObjectError, ChecksumMismatchError)
+"""Those that come again with the next reading."""
+DAMAGED_AGAIN: Final = 3600.0
+"""Seconds until a pack with a damaged range is read again for a copy."""
 
 ArchivedOf = Callable[[TopicPartition], ArchivedPart | None]
 """Reads what the archive has of a partition, without its recorded gaps; None without an archive.
@@ -108,6 +111,7 @@ class PackUse(NamedTuple):
         may_copy: Whether its needed rows may be copied.
         must_copy: Whether it has lost records that are in the quarantine or in another row. As long
             as they are in a live pack, a restart would store them in the quarantine again.
+        index_bytes: Bytes of the needed rows in the index of a pack.
     """
 
     pack: PackRef
@@ -117,6 +121,7 @@ class PackUse(NamedTuple):
     is_live: bytes
     may_copy: bool = True
     must_copy: bool = False
+    index_bytes: int = 0
 
     @property
     def is_sparse(self) -> bool:
@@ -182,12 +187,14 @@ def _to_copy(uses: Iterable[PackUse]) -> list[PackUse]:
 
 def _batches(uses: Iterable[PackUse]) -> Iterator[tuple[PackUse, ...]]:
     batch: list[PackUse] = []
-    size = rows = 0
+    size = rows = in_index = 0
     for use in uses:
         size, rows = size + use.live_bytes, rows + use.live_rows
-        if batch and (size > MAX_PACK_BYTES or rows > MAX_PACK_ROWS):
+        in_index += use.index_bytes
+        is_full = rows > MAX_PACK_ROWS or in_index > FULL_INDEX_BYTES
+        if batch and (size > MAX_PACK_BYTES or is_full):
             yield tuple(batch)
-            batch, size, rows = [], use.live_bytes, use.live_rows
+            batch, size, rows, in_index = [], use.live_bytes, use.live_rows, use.index_bytes
         batch.append(use)
     if batch:
         yield tuple(batch)
@@ -222,7 +229,7 @@ class CleaningTotals:
         live_packs: Packs of this broker with a needed row, and those that cannot be read.
         live_bytes: Bytes of needed rows.
         stored_bytes: Bytes of live packs.
-        unread_packs: Live packs that cannot be read. They stay.
+        unread_packs: Live packs that cannot be read, also in part. They stay.
         unknown_partitions: Partitions whose archive cannot be read. Their rows stay.
         stale_offsets: Offsets whose records were committed, and that only packs have: the cluster
             has lost them in an unclean election or a power failure, or deleted them before they
@@ -257,11 +264,13 @@ class _Seen:
         dropped: Since when the index has dropped packs, by number.
         lost: Since when the archive has other records than rows, or none.
         moved: Rows whose records are in quarantine.
+        damaged: Packs of which a range could not be read for a copy, by number: when, and why.
     """
 
     dropped: dict[int, float] = field(default_factory=dict)
     lost: dict[_RowKey, float] = field(default_factory=dict)
     moved: set[_RowKey] = field(default_factory=set)
+    damaged: dict[int, tuple[float, str]] = field(default_factory=dict)
 
 
 class TailCleaner:
@@ -304,12 +313,12 @@ class TailCleaner:
         led: Mapping[TopicPartition, TailPartition],
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Clean each store once. A store that does not answer does not stop the others.
+        """Clean each store once. An error in one store does not stop the others.
 
         Raises:
-            StorageError: The last error, after all stores were tried.
+            Exception: The last error, after all stores were tried.
         """
-        failed: SidetierError | None = None
+        failed: Exception | None = None
         totals = CleaningTotals(
             rewritten_bytes=self.totals.rewritten_bytes, deleted_packs=self.totals.deleted_packs
         )
@@ -319,7 +328,7 @@ class TailCleaner:
             judge = _Judge(led, self._ask, self._place_of, moved, found)
             try:
                 self._clean(numbers, judge, totals, stopped)
-            except (StorageError, ArchiveError) as error:
+            except Exception as error:  # noqa: BLE001 - raised behind the last store
                 failed = error
             totals.unknown_partitions += len(judge.unknown)
             totals.stale_offsets += judge.stale_offsets
@@ -348,7 +357,7 @@ class TailCleaner:
         totals: CleaningTotals,
         stopped: Callable[[], bool],
     ) -> None:
-        before = read_tail_index(numbers.store, numbers.layout, self._broker)
+        before = read_index_to_replace(numbers.store, numbers.layout, self._broker)
         inventory = self._inventory_of(numbers)
         listing = inventory.listing(self._broker)
         unread = {pack.number for pack in listing.missing}
@@ -363,18 +372,21 @@ class TailCleaner:
             except _UNREADABLE as error:
                 unread.add(pack.number)
                 judge.found[pack.key] = str(error)
+        uses, damaged = self._without_damaged(numbers, uses)
         self._quarantine(numbers, judge)
         totals.live_packs += sum(use.live_rows > 0 for use in uses) + len(unread)
         totals.stored_bytes += sum(use.pack.size for use in uses)
         totals.live_bytes += sum(use.live_bytes for use in uses)
-        totals.unread_packs += len(unread)
         plan = plan_cleaning(uses)
         keep = {pack.number for pack in plan.keep} | unread
         for batch in plan.copy:
-            size = None if stopped() else self._copy(numbers, inventory, batch, judge)
+            size = None if stopped() else self._copy(numbers, inventory, batch, judge, damaged)
             totals.rewritten_bytes += size or 0
             if size is None:
                 keep |= {use.pack.number for use in batch}
+        keep |= damaged.keys()
+        totals.unread_packs += len(unread) + len(damaged)
+        judge.found |= {pack.key: reason for pack, reason in damaged.values()}
         prefix = numbers.layout.tail_packs_prefix(self._broker)
         stored = {
             parse_tail_pack_key(listed.key, prefix): listed.key
@@ -423,26 +435,46 @@ class TailCleaner:
             return False
         return True
 
+    def _without_damaged(
+        self, numbers: PackNumbers, uses: Sequence[PackUse]
+    ) -> tuple[list[PackUse], dict[int, tuple[PackRef, str]]]:
+        """Take packs whose ranges were damaged from the copying, until they are read again. Return
+        all packs, and those with the reason by number.
+        """
+        seen, now = self._seen[id(numbers.store)], self._clock.monotonic()
+        needed = {use.pack.number: use.pack for use in uses if use.live_rows}
+        seen.damaged = {
+            number: (since, reason)
+            for number, (since, reason) in seen.damaged.items()
+            if number in needed and now < since + DAMAGED_AGAIN
+        }
+        damaged = {number: (needed[number], reason) for number, (_, reason) in seen.damaged.items()}
+        return [
+            use._replace(may_copy=False) if use.pack.number in damaged else use for use in uses
+        ], damaged
+
     def _copy(
         self,
         numbers: PackNumbers,
         inventory: TailInventory,
         batch: Iterable[PackUse],
         judge: "_Judge",
+        damaged: dict[int, tuple[PackRef, str]],
     ) -> int | None:
-        """Copy the needed rows of some packs. Return the number of bytes; None if it failed."""
+        """Copy the needed rows of some packs. Return the number of bytes; None if it failed. Packs
+        that cannot be read are left out, and added to `damaged`.
+        """
+        seen = self._seen[id(numbers.store)]
         try:
             groups: dict[bool, list[tuple[TailRow, bytes]]] = defaultdict(list)
             for use in batch:
-                rows = inventory.rows(use.pack)
-                wanted = [
-                    PackedRow(use.pack, row)
-                    for row, is_live in zip(rows, use.is_live, strict=True)
-                    if is_live
-                ]
-                ranges = [source for source in wanted if not source.row.is_claim]
-                copied = [(source, b"") for source in wanted if source.row.is_claim]
-                copied += read_rows(numbers.store, ranges)
+                try:
+                    copied = _needed_rows(numbers.store, inventory, use)
+                except _UNREADABLE as error:
+                    damaged[use.pack.number] = use.pack, str(error)
+                    if isinstance(error, _DAMAGED):
+                        seen.damaged[use.pack.number] = self._clock.monotonic(), str(error)
+                    continue
                 for source, data in copied:
                     row = source.row._replace(first_stored_ms=source.first_stored_ms)
                     groups[judge.encrypts(row.tp.topic)].append((row, data))
@@ -451,7 +483,7 @@ class TailCleaner:
                 builder = copy_of(members)
                 store_pack(numbers, builder.body(), int(self._clock.wall() * 1000))
                 size += builder.size
-        except SidetierError as error:
+        except (SidetierError, ValueError) as error:
             log.warning("tail.not_copied", error=str(error))
             return None
         return size
@@ -467,6 +499,18 @@ class TailCleaner:
         for at in range(0, len(due), LISTED_AT_ONCE):
             store.delete_objects(due[at : at + LISTED_AT_ONCE])
         totals.deleted_packs += len(due)
+
+
+def _needed_rows(
+    store: RemoteStorage, inventory: TailInventory, use: PackUse
+) -> list[tuple[PackedRow, bytes]]:
+    """Read the needed rows of a pack. Raises one of `_UNREADABLE` for the pack."""
+    rows = inventory.rows(use.pack)
+    wanted = [
+        PackedRow(use.pack, row) for row, is_live in zip(rows, use.is_live, strict=True) if is_live
+    ]
+    claims = [(source, b"") for source in wanted if source.row.is_claim]
+    return [*claims, *read_rows(store, [each for each in wanted if not each.row.is_claim])]
 
 
 def copy_of(rows: Iterable[tuple[TailRow, bytes]]) -> PackBuilder:
@@ -532,7 +576,8 @@ class _Judge:
 
     def use_of(self, pack: PackRef, rows: Iterable[TailRow]) -> PackUse:
         """Return what is needed of a pack."""
-        is_live, size, live_bytes, may_copy, must_copy = bytearray(), 0, 0, True, False
+        is_live, size, live_bytes, in_index = bytearray(), 0, 0, 0
+        may_copy, must_copy = True, False
         before = len(self.lost)
         for row in rows:
             source = PackedRow(pack, row)
@@ -544,10 +589,14 @@ class _Judge:
             size += row.size
             if needed:
                 live_bytes += row.size
+                in_index += index_bytes(row.epochs, row.open, row.aborted)
                 may_copy = may_copy and self._knows_place(row.tp)
         # Rows that wait for the quarantine stay where they are until then.
         may_copy = may_copy and len(self.lost) == before
-        return PackUse(pack, size, live_bytes, sum(is_live), bytes(is_live), may_copy, must_copy)
+        live_rows = sum(is_live)
+        return PackUse(
+            pack, size, live_bytes, live_rows, bytes(is_live), may_copy, must_copy, in_index
+        )
 
     def encrypts(self, topic: str) -> bool:
         """Whether packs of a topic are encrypted. Raises SidetierError."""

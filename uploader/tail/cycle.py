@@ -27,7 +27,7 @@ import structlog
 
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import PackRef
-from sidetier.archive.tail.pack import PackBuilder, TailRow
+from sidetier.archive.tail.pack import FULL_INDEX_BYTES, PackBuilder, TailRow
 from sidetier.leadership.port import LogOffsetSource
 from sidetier.segments.errors import (
     BrokerError,
@@ -407,19 +407,21 @@ class TailCycle:
     ) -> None:
         """Fill packs, and send each as soon as it is full."""
         parts: list[_Part] = []
-        size, room = 0, self._room(group, deadline)
+        size, in_index, room = 0, 0, self._room(group, deadline)
         for tail in members:
             if not room:
                 return  # the next cycle goes on
             if tail.claims:
                 parts.append(_Part(tail, Candidate(tail.led, tail.history), None))
+                in_index += parts[-1].candidate.index_bytes
             at = None if tail.progress is None else tail.progress.next
             position = tail.position
             while True:
-                if size >= room or len(parts) >= MAX_PACK_ROWS:
+                is_full = len(parts) >= MAX_PACK_ROWS or in_index >= FULL_INDEX_BYTES
+                if size >= room or is_full:
                     if not self._send(group, parts):
                         return
-                    parts, size, room = [], 0, self._room(group, deadline)
+                    parts, size, in_index, room = [], 0, 0, self._room(group, deadline)
                     # Nothing behind a range that was refused.
                     if not room or (tail.progress is not None and tail.progress.next != at):
                         break
@@ -429,6 +431,7 @@ class TailCycle:
                 if part is None:
                     break
                 parts.append(part)
+                in_index += part.candidate.index_bytes
                 read, at = part.candidate.read, part.reached
                 assert read is not None  # noqa: S101 - for mypy
                 size, position = size + len(read.data), read.wanted.behind

@@ -5,7 +5,7 @@ does these steps in their order; `gates.committed_range` judges them.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sidetier.archive.tail.pack import TailRow, claim, epochs_from
+from sidetier.archive.tail.pack import TailRow, claim, epochs_from, index_bytes
 from sidetier.leadership.port import LedLog, LogOffsetSource
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import SidetierError
@@ -32,6 +32,14 @@ class Candidate(NamedTuple):
     history: EpochHistory
     read: TailRange | None = None
     last_stable: Offset = Offset(0)
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of its row in the index of a pack."""
+        if self.read is None:
+            return index_bytes(self.history)
+        epochs = epochs_from(self.history, self.read.wanted.start)
+        return index_bytes(epochs, self.read.open, self.read.aborted)
 
 
 class CommittedReader:

@@ -1,5 +1,6 @@
 """`sidetier hydrate` without brokers: the plan, and placing files beside a stopped broker."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,11 @@ def test_tail_is_promoted_planned_and_placed(
     assert "Tail packs were not looked for" in command.out
     assert command.stored() == before
 
-    assert command.run(*line) == 0, command.err
+    assert command.run(*line) == 2
+    assert "old, so the cluster may be alive: --tail promotes" in command.err
+    assert "--no-tail plans without them" in command.err
+    assert (command.stored(), (tmp_path / "plan.json").exists()) == (before, False)
+    assert command.run(*line, "--tail") == 0, command.err
     assert "which tail packs had, are now archived" in command.out
     plan_file = tmp_path / "plan.json"
     assert [part.end for part in read_plan(plan_file).partitions] == [end]
@@ -160,6 +165,11 @@ def test_tail_that_cannot_be_promoted_makes_no_plan(
     data[100] ^= 1
     log.archive.put(log.layout.tail_pack_key(BrokerId(1), 0), bytes(data))
     line = ("hydrate", "plan", str(tmp_path / "plan.json"))
+    pack = command.store / log.layout.tail_pack_key(BrokerId(1), 0)
+    stored_at = pack.stat().st_mtime
+    os.utime(pack, (stored_at - 300,) * 2)
+    assert command.run(*line) == 2
+    os.utime(pack, (stored_at - 610,) * 2)
     assert command.run(*line) == 1
     assert "the tails of 1 partitions are not promoted" in command.err
     assert "--no-tail" in command.err

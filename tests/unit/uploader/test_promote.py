@@ -14,13 +14,15 @@ from sidetier.archive.tail.pack import PackBuilder, TailRow, claim, epochs_from
 from sidetier.archive.tail.survey import TailSurvey, survey
 from sidetier.segments.batches import split_batches
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import MISSING, NONE, NOTE_KEYS
-from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
+from sidetier.segments.notes import MISSING, NONE, NOTE_KEYS, TOPIC_ID_KEY
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
+from sidetier.uploader.archive.archive_state import Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.promote import SEGMENT_BYTES, Promoted, promote
+from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
 from sidetier.uploader.stores import Place
 from tests.harness import daemons
 from tests.harness.archive_sound import check_archive, recorded_gaps
@@ -127,17 +129,58 @@ def test_gap_ends_the_promotion_and_is_named(tmp_path: Path) -> None:
     check(log, 14, done.archived_up_to)
 
 
-def test_stale_records_of_an_earlier_leader_are_not_promoted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "claimed", [(4, 14), (2**31 - 1, 14)], ids=["claim", "claim of an epoch that never was"]
+)
+def test_claim_makes_records_stale_and_does_not_lock_the_archive(
+    tmp_path: Path, claimed: tuple[int, int]
+) -> None:
+    """One wrong claim must not make the sidecars of all later leaders stand down."""
     log = mixed_log()
     log.archived(0, 12)
     log.pack(1, 0, (12, 18))
     builder = PackBuilder()
-    builder.add(claim(TP, TOPIC_ID, history((0, 0), (4, 14)), Offset(0), Offset(14)))
+    builder.add(claim(TP, TOPIC_ID, history((0, 0), claimed), Offset(0), Offset(claimed[1])))
     store_pack(log.store, LAYOUT, builder, 2, 0)
     done = promoted(log.store, tmp_path)
     check(log, 14, done.archived_up_to)
-    watermark = log.archive.store.get_object(LAYOUT.watermark_key(TP))
-    assert b'"leader_epoch":4' in watermark.data.replace(b" ", b"")
+    stored = log.archive.store.get_object(LAYOUT.watermark_key(TP))
+    watermark = decode_watermark(stored.data, "offset.wm")
+    assert (watermark.leader_epoch, watermark.next_offset) == (0, 14)
+    writer = ArchiveWriter(log.store, LAYOUT, MetadataCache(1 << 20))
+    living = Leader(BrokerId(1), LeaderEpoch(1), TOPIC_ID)
+    assert writer.load(TP, living).next_offset == 14
+
+
+def test_newest_epoch_of_the_promoted_records_is_committed(tmp_path: Path) -> None:
+    log = mixed_log()
+    log.archived(0, 12)
+    log.epochs = history((0, 0), (3, 14), (4, 18))
+    log.pack(1, 0, (12, 14), (14, 18))
+    damaged_pack(log, 18, 24)  # the epoch of records that are not promoted does not count
+    done = promoted(log.store, tmp_path)
+    assert done.archived_up_to == 18
+    stored = log.archive.store.get_object(LAYOUT.watermark_key(TP))
+    assert decode_watermark(stored.data, "offset.wm").leader_epoch == 3
+
+
+@pytest.mark.parametrize(
+    ("topic_id", "committed"), [(TOPIC_ID, 4), ("B" * 22, 0)], ids=["topic", "deleted topic"]
+)
+def test_files_of_a_leader_that_was_killed_before_its_commit(
+    tmp_path: Path, topic_id: str, committed: int
+) -> None:
+    """Leader 4 has taken over, and was uploading a segment of epoch 0 when the cluster was lost."""
+    log = mixed_log()
+    log.archived(0, 12)
+    log.pack(1, 0, (12, 18))
+    notes = {WRITER_EPOCH_KEY: "4", TOPIC_ID_KEY: topic_id}
+    log.archive.put(log.archive.key(12, FileKind.INDEX), b"12345678", notes)
+    done = promoted(log.store, tmp_path)
+    assert done.problem is None
+    check(log, 18, done.archived_up_to)
+    stored = log.archive.store.get_object(LAYOUT.watermark_key(TP))
+    assert decode_watermark(stored.data, "offset.wm").leader_epoch == committed
 
 
 def test_later_leader_in_the_archive_and_recreated_topics(tmp_path: Path) -> None:

@@ -94,6 +94,24 @@ def test_a_body_can_be_read_in_any_pieces() -> None:
     assert len(data) > len(whole)
 
 
+def test_rows_that_do_not_fit_into_the_index_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the pack is as before."""
+    data, rows = _pack()
+    size = len(_index_of(data)[0])
+    monkeypatch.setattr(format_of_packs, "MAX_INDEX_BYTES", size)
+    assert _pack() == (data, rows)
+    monkeypatch.setattr(format_of_packs, "MAX_INDEX_BYTES", size - 1)
+    with pytest.raises(ValueError, match=rf"would then have 4 rows and {size} bytes"):
+        _pack()
+    monkeypatch.setattr(format_of_packs, "MAX_INDEX_BYTES", size)
+    monkeypatch.setattr(format_of_packs, "MAX_ROWS", 1)
+    builder = PackBuilder()
+    first = builder.add(claim(TP, TOPIC_ID, EPOCHS, Offset(0), Offset(0)))
+    with pytest.raises(ValueError, match=r"would then have 2 rows"):
+        builder.add(first)
+    assert decode_pack(_bytes(builder), KEY) == (first,)
+
+
 def test_a_newer_version_is_a_clear_error() -> None:
     data, _ = _pack()
     with pytest.raises(MalformedObjectError, match=rf"{KEY} has version 2, .*upgrade Sidetier"):

@@ -14,6 +14,7 @@ from sidetier.archive.objects.notes import noted_checksum, noted_next_offset, no
 from sidetier.archive.objects.quarantine import MoveKind, read_plan
 from sidetier.archive.objects.tail_index import read_tail_index
 from sidetier.archive.objects.watermark import Watermark, write_watermark
+from sidetier.archive.tail import pack as pack_module
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import ArchivedPart, PackRef, Reason
 from sidetier.archive.tail.pack import TailRow
@@ -23,6 +24,7 @@ from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import (
     ArchiveConflictError,
     ConfigurationError,
+    MalformedObjectError,
     StorageError,
     StoreTimeoutError,
     StoreUnavailableError,
@@ -39,6 +41,7 @@ from sidetier.segments.offsets import (
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.archive.unresolved import read_unresolved
+from sidetier.uploader.tail import cleaning as cleaning_module
 from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.cleaning import (
     MAX_ROW_BYTES,
@@ -49,7 +52,7 @@ from sidetier.uploader.tail.cleaning import (
     stored_archive,
 )
 from sidetier.uploader.tail.cycle import TailCycle
-from sidetier.uploader.tail.packs import TailPlace, store_pack
+from sidetier.uploader.tail.packs import PackNumbers, TailPlace, store_pack
 from sidetier.uploader.tail.quarantine import store_run
 from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import PartitionLog
@@ -738,6 +741,107 @@ def test_one_damaged_pack_or_unknown_archive_does_not_end_the_cleaning(
     assert len(logs) == 2  # not again
 
 
+def test_a_damaged_range_costs_the_copy_of_its_pack_alone(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """And is read again an hour later."""
+    logs = [site.log_dir.create("t", number) for number in range(3)]
+
+    def more() -> None:
+        for _ in range(10):
+            for log in logs:
+                log.append(1)
+            site.run()
+
+    more()
+    damaged = key_of(store, 0)
+    data = store.contents()[damaged]
+    store.overwrite(damaged, data[:70] + bytes([data[70] ^ 1]) + data[71:])
+    by = cleaner(site)
+    for _ in range(3):
+        clean(site, by)
+        assert damaged in {pack.key for pack in TailInventory(store, LAYOUT).packs(BrokerId(1))}
+        assert (by.totals.unread_packs, len(live(store))) == (1, 2)
+        assert len([each for each in store.requests if each.key == damaged]) < 6
+        more()
+    store.overwrite(damaged, data)
+    site.time.now += 3600
+    clean(site, by)
+    assert (by.totals.unread_packs, len(live(store))) == (0, 1)
+    for log in logs:
+        assert tail_bytes(store, merged(store, log)) == log_bytes(log)
+
+
+def test_a_damaged_index_object_is_replaced_and_one_of_a_newer_version_stays(
+    site: TailSite, store: FakeStorage
+) -> None:
+    log = site.log_dir.create("t", 0)
+    for _ in range(3):
+        log.append(5)
+        site.run()
+    site.archive_ends[log.tp] = 10
+    by, key = clean(site), LAYOUT.tail_index_key(1)
+    assert live(store) == [2]
+    for body in (b"{", b'{"version": 1, "packs": [3, 2]}'):
+        store.put_object(key, BytesBody(body))
+        assert live_in_readers(store) == 3
+        clean(site, by)
+        assert live(store) == [2]
+        assert merged(store, log, 10).end == 15
+    newer = b'{"version": 2}'
+    store.put_object(key, BytesBody(newer))
+    with pytest.raises(MalformedObjectError, match="upgrade Sidetier"):
+        clean(site, by)
+    assert store.contents()[key] == newer
+
+
+def live_in_readers(store: FakeStorage) -> int:
+    return len(TailInventory(store, LAYOUT).listing(BrokerId(1)).packs)
+
+
+def test_an_error_that_no_code_expects_ends_the_cleaning_of_one_store(
+    site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = site.log_dir.create("t", 0)
+    for _ in range(3):
+        log.append(5)
+        site.run()
+    site.archive_ends[log.tp] = 10
+    [good] = site.cycle.stores()
+    broken = PackNumbers(FakeStorage(), LAYOUT, BrokerId(1), count())
+    by = TailCleaner(
+        lambda: [broken, good],
+        lambda numbers: TailInventory(numbers.store, numbers.layout),
+        lambda _: TailPlace(site.store, LAYOUT, encrypts=False),
+        lambda _: None,
+        site.broker,
+        site.time.clock,
+    )
+
+    def get_object(*_: object) -> object:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(broken.store, "get_object", get_object)
+    with pytest.raises(ValueError, match="a defect"):
+        by.run(site.led())
+    assert live(store) == [2]
+
+
+def test_copies_end_before_the_index_is_full(
+    site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack_module, "MAX_INDEX_BYTES", 4000)
+    monkeypatch.setattr(cleaning_module, "FULL_INDEX_BYTES", 3000)
+    log = site.log_dir.create("t", 0)
+    for number in range(20):  # each row has the transactions that are open, 24 bytes each
+        log.append_bytes(transactional(log.log_end, 100 + number), 1)
+        site.run()
+    by = clean(site)
+    assert 2 < len(live(store)) < 10
+    assert by.totals.rewritten_bytes == len(log_bytes(log))
+    assert tail_bytes(store, merged(store, log)) == log_bytes(log)
+
+
 def test_memory_does_not_grow_with_the_number_of_packs(
     site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -775,8 +879,9 @@ def test_a_copy_has_the_bytes_that_were_stored_or_is_not_made(
     data[row.position + 30] ^= 1
     store.overwrite(key, bytes(data))
     by = clean(site)
-    assert by.totals.rewritten_bytes == 0
-    assert live(store) == list(range(10))
+    assert by.totals.rewritten_bytes == len(log_bytes(slow)) - row.size
+    assert live(store) == [4, 10]
+    assert by.totals.unread_packs == 1
 
 
 def test_rows_are_joined_within_one_leader_epoch_alone(site: TailSite, store: FakeStorage) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sidetier.archive.tail import pack as pack_module
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.pack import PackBuilder, TailRow
 from sidetier.segments.errors import BrokerUnavailableError, StoreUnavailableError
@@ -519,6 +520,27 @@ def test_a_defect_in_one_partition_holds_that_partition(
     site.time.now += 60
     site.run()
     check_complete(store, bad)
+
+
+def test_a_pack_is_sent_before_its_index_is_full_and_a_row_above_it_holds_its_partition(
+    site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack_module, "MAX_INDEX_BYTES", 4000)
+    monkeypatch.setattr(cycle_module, "FULL_INDEX_BYTES", 2000)
+    bad = site.log_dir.create("bad", 0)
+    for number in range(200):  # 24 bytes for each transaction that is open
+        bad.append_bytes(transactional(bad.log_end, 100 + number), 1)
+    good = [site.log_dir.create("good", number) for number in range(40)]
+    for _ in range(3):
+        for log in good:
+            log.append(10)
+        site.run()
+    assert site.packs() > 6
+    for log in good:
+        check_complete(store, log)
+    held = site.cycle.safe()[bad.tp]
+    assert held.safe_up_to == 0
+    assert "200 open and 0 aborted transactions has 4954 bytes in the index" in str(held.error)
 
 
 def test_a_store_that_stores_and_answers_late_gets_few_records_twice(
