@@ -183,6 +183,7 @@ class OffsetAnswers:
                 return self._epoch_end_of_both(joined, epoch)
             view = partition.view()
             if view is None:
+                partition.require_known_end()
                 return end_of_epoch(NO_EPOCHS, epoch, Offset(0))
             return end_of_epoch(self._epochs_of(partition, view), epoch, view.end)
         except SidetierError as error:
@@ -314,6 +315,7 @@ class OffsetAnswers:
     ) -> ListedOffset:
         view = partition.view()
         if view is None:
+            partition.require_known_end()
             is_end = timestamp in {LATEST, EARLIEST, EARLIEST_LOCAL}
             return ListedOffset(ErrorCode.none, 0 if is_end else _UNKNOWN)
         return self._listed(partition, view, timestamp, isolation)

@@ -221,6 +221,7 @@ class ArchiveSource:
         Raises:
             NoArchiveError: There is no archive of the partition.
             StorageError, ArchiveError, ConfigurationError: As `PartitionArchive.snapshot`.
+            UnreadTailError: It is not known what follows the end.
         """
         snapshot = self.archive.snapshot(max_age)
         if target.waiting_for is None:
@@ -259,6 +260,7 @@ class ArchiveSource:
         """Find another segment that holds the offset, or the reason why it is missing.
 
         Raises:
+            TailMovedError: The offset was in a pack, and is in no pack and no segment now.
             As `open`.
         """
         stuck, noted = self._with_end(stuck)
@@ -272,7 +274,7 @@ class ArchiveSource:
         if stuck.offset >= view.end:
             moved = self.archive.moved(stuck.log, stuck.offset)
             if moved is not None:
-                return Halted(Failed(self.archive.tp, stuck.offset, moved))
+                raise moved
             return AtEnd(stuck.offset, _as_of(snapshot))
         # Late writers and Pinterest's uploader leave segments that overlap, so another one may have
         # the offset.
@@ -307,7 +309,7 @@ class ArchiveSource:
         if offset >= view.end:
             problem = self.archive.problem
             if problem is not None:
-                return Halted(Failed(self.archive.tp, offset, problem))
+                raise problem
             return AtEnd(offset, _as_of(snapshot))
         log = view.holder(offset)
         if offset < view.start or log is None:

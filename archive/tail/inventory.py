@@ -22,6 +22,7 @@ from sidetier.archive.objects.tail_index import StoredTailIndex, read_tail_index
 from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow, PackRef, merge
 from sidetier.archive.tail.pack import PackIndex, TailRow, decode_footer, decode_index
 from sidetier.segments.errors import (
+    ArchiveConflictError,
     ChecksumMismatchError,
     EncryptionError,
     EncryptionKeyError,
@@ -70,6 +71,14 @@ class TailContents:
     def merged(self, tp: TopicPartition, archived: ArchivedPart) -> MergedTail:
         """Merge the rows of a partition. Raises as `merge`."""
         return merge(archived, self.rows.get(tp, ()), self.unread)
+
+    def may_have_tail(self, tp: TopicPartition) -> bool:
+        """Whether a partition without an archive has a tail, or it is not known whether it has."""
+        try:
+            merged = self.merged(tp, ArchivedPart())
+        except ArchiveConflictError:
+            return True
+        return bool(merged.slices) or merged.unread is not None
 
 
 @dataclass(frozen=True, slots=True)

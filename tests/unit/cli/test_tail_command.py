@@ -63,6 +63,15 @@ def test_status_plan_and_promotion(cli: CommandLine, log: TailedLog) -> None:
     assert "1 partitions have no record in packs that is not archived" in cli.out
 
 
+def test_partition_that_only_has_a_claim_has_no_records(cli: CommandLine, log: TailedLog) -> None:
+    log.pack(1, 0, (12, log.next_offset))
+    builder = PackBuilder()
+    empty = Partition("orders", 1)
+    builder.add(claim(empty, TOPIC_ID, history((0, 0)), Offset(0), Offset(0)))
+    store_pack(log.store, LAYOUT, builder, 1, 1)
+    assert cli.run("consume", "orders", "--with-tail", "--count") == 0, cli.err
+
+
 def test_losses_are_findings_with_their_reason(cli: CommandLine, log: TailedLog) -> None:
     log.pack(1, 0, (12, 14))
     log.pack(1, 1, (18, 19))
