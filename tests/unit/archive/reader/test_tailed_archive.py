@@ -318,7 +318,8 @@ def after_election(log: TailedLog, epoch: int, at: int, *sizes: int) -> TailedLo
 @pytest.mark.parametrize("how", ["longer", "claim", "archived", "clean"])
 @pytest.mark.parametrize("has_archive", [True, False])
 def test_reader_hears_that_an_election_has_discarded_what_it_has_read(
-    how: str, has_archive: bool
+    how: str,
+    has_archive: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
     isolation = IsolationLevel.READ_UNCOMMITTED
     log = mixed_log()
