@@ -367,7 +367,7 @@ def test_reader_below_the_records_that_an_election_has_discarded_reads_on() -> N
         log.pack(1, 1, (14, 18))
         other = after_election(log, 1, 14, 9)
         other.pack(2, 0, (14, other.next_offset))
-        taken = take_until(reader, lambda item: item == ReachedEnd(TP, other.next_offset))
+        taken = take_until(reader, lambda item: item == ReachedEnd(TP, Offset(other.next_offset)))
     assert [o for o in read_offsets(taken) if o >= 14] == list(range(14, other.next_offset))
 
 
@@ -403,8 +403,13 @@ def test_reader_goes_on_when_the_tail_is_known_again(reason: str) -> None:
         row = log.row(12, 18, PackBuilder())
         builder.add(row, bytes(row.size))
         store_pack(log.store, LAYOUT, builder, 2, 0)
-    quick = {"look_interval": QUICK, "failed_pause": QUICK}
-    with reading(log.store, with_tail=True, isolation=isolation, **quick) as reader:
+    with reading(
+        log.store,
+        with_tail=True,
+        isolation=isolation,
+        look_interval=QUICK,
+        failed_pause=QUICK,
+    ) as reader:
         reader.assign(TP, 12)
         failed = take_to_end(reader)[-1]
         assert isinstance(failed, Failed)
