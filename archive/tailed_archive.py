@@ -182,6 +182,7 @@ class TailedArchive(PartitionArchive):
         self._seen: _Seen | None = None
         self._changes: tuple[Change, ...] = ()
         self._archive_changes = 0
+        self._is_archive_alone = False
 
     @property
     def latest(self) -> ArchiveSnapshot | None:
@@ -197,6 +198,11 @@ class TailedArchive(PartitionArchive):
     def problem(self) -> SidetierError | None:
         """Why the tail is not known; None if it is."""
         return None if self._joined is None else self._joined.tail.problem
+
+    @property
+    def has_known_end(self) -> bool:
+        """Whether nothing follows the end of the latest snapshot, as of its time."""
+        return self.problem is None and not self._is_archive_alone
 
     def moved(self, log: StoredLog, offset: Offset) -> SidetierError | None:
         """Return the error for an offset that was in a pack, and is above the end of the tail now;
@@ -225,6 +231,9 @@ class TailedArchive(PartitionArchive):
         is_part = known is not None and known.view is not None and known.view.is_part
         if known is not None and is_part and max_age > 0 and not thorough:
             return known  # an extract does not age
+        if self._is_archive_alone and max_age > 0 and not thorough:
+            return super().snapshot(max_age)
+        self._is_archive_alone = False
         while True:
             contents, as_of, read_at = self._tails.read(self.tp.topic, max_age)
             # The archive after the packs: what cleaning has dropped from them is archived by then.
@@ -239,6 +248,22 @@ class TailedArchive(PartitionArchive):
                 both = ArchiveSnapshot(view, self._changes, min(archived.taken_at, as_of))
                 self._latest_of_both = both
                 return both
+
+    def continued(self, snapshot: ArchiveSnapshot, offset: Offset) -> ArchiveSnapshot:
+        """Return a snapshot that shows what is stored at an offset.
+
+        Behind an extract without packs, the archive alone, as long as it has the offset: each of
+        the many tasks of a job would read all packs.
+        """
+        view = snapshot.view
+        if view is None or offset < view.end:
+            return snapshot
+        if view.is_part and view.end <= view.archived_end:
+            archived = super().snapshot()
+            if archived.view is not None and offset < archived.view.end:
+                self._is_archive_alone = True
+                return archived
+        return self.snapshot() if view.is_part or self._is_archive_alone else snapshot
 
     def _note_changes(self, archived: ArchiveSnapshot) -> None:
         """Note what has changed since the snapshot before: in the archive, or else in the tail."""

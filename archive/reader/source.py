@@ -234,11 +234,9 @@ class ArchiveSource:
         learnt: list[SegmentTransactions] = []
         is_open = True
         while is_open:
+            # The archive continues after an extract: only a snapshot shows where.
+            snapshot = self.archive.continued(snapshot, offset)
             view = self._view(snapshot)
-            if view.is_part and offset >= view.end:
-                # The archive continues after an extract: only a snapshot shows where.
-                snapshot = self.archive.snapshot()
-                continue
             log = view.holder(offset) if view.start <= offset < view.end else None
             following = None if log is None else view.after(log.base_offset)
             # The files describe whole segments. Within a segment, they would include transactions
@@ -302,10 +300,8 @@ class ArchiveSource:
             return stuck, None  # deleted or replaced since it was listed
 
     def _open(self, snapshot: ArchiveSnapshot, offset: Offset) -> Opening:
+        snapshot = self.archive.continued(snapshot, offset)
         view = self._view(snapshot)
-        if offset >= view.end and view.is_part:
-            # The archive continues after an extract: only a snapshot shows where.
-            return self._open(self.archive.snapshot(), offset)
         if offset >= view.end:
             problem = self.archive.problem
             if problem is not None:
@@ -327,8 +323,8 @@ class ArchiveSource:
         start = self.locator.segment_position(self.read, log, offset).position
         bound = self.bound
         wanted = {} if bound is None else {**bound.ends, **self._last(bound, view, offset)}
-        # With a problem, it is asked again at the end, where the problem is the answer.
-        as_of = None if self.archive.problem is not None else _as_of(snapshot)
+        # Without a known end, it is asked again there: a problem is then the answer.
+        as_of = _as_of(snapshot) if self.archive.has_known_end else None
         return Opened(offset, self._parts(view, log, start, offset, wanted), as_of)
 
     def _parts(
