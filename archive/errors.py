@@ -5,7 +5,7 @@
     ArchiveError
     ├── NoArchiveError          nothing is stored of the partition at the configured place
     ├── ArchiveReplacedError    records that were read are no longer this partition's history
-    ├── UnreadTailError         a tail pack that cannot be read may refute records of the tail
+    ├── UnreadTailError         retry = True: it is not known which records the tail has
     └── TailMovedError          retry = True: records of the tail were archived meanwhile
     ConfigurationError
     └── WrongPlaceError         an archive exists, but under other settings
@@ -51,9 +51,13 @@ class ArchiveReplacedError(ArchiveError):
 
 
 class UnreadTailError(ArchiveError):
-    """A tail pack cannot be read. It may show that records in other packs are stale, so the tail of
-    a partition is not returned. The message names the pack.
+    """A tail pack cannot be read, or contradicts another one. It may show that records in other
+    packs are stale, so the tail of a partition is not returned. The message names the pack.
+
+    It passes when the leader stores a later pack, normally after one interval.
     """
+
+    retry = True
 
 
 class TailMovedError(ArchiveError):

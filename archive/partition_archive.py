@@ -116,6 +116,11 @@ class PartitionArchive:
         """Why it is not known what follows the end of the latest snapshot; None if it is."""
         return None
 
+    @property
+    def has_known_end(self) -> bool:
+        """Whether nothing follows the end of the latest snapshot, as of its time."""
+        return True
+
     def moved(self, log: StoredLog, offset: Offset) -> SidetierError | None:  # noqa: ARG002 - see `TailedArchive`
         """Return the error for an offset that was in a segment, and is above the end now; None if
         the segment was committed no more.
@@ -166,6 +171,13 @@ class PartitionArchive:
                 view, changes if change is None else (*changes, change), now
             )
             return self._latest
+
+    def continued(self, snapshot: ArchiveSnapshot, offset: Offset) -> ArchiveSnapshot:
+        """Return a snapshot that shows what is stored at an offset: this one, unless the offset is
+        at or above its end, and it comes from an extract. Raises as `snapshot`.
+        """
+        view = snapshot.view
+        return self.snapshot() if view and view.is_part and offset >= view.end else snapshot
 
     def bounds(self, max_age: float = 0.0) -> ArchiveBounds | None:
         """Return the readable range; None if there is no archive. Raises as `snapshot`.

@@ -30,7 +30,7 @@ from sidetier.archive.tail.merge import (
     Reason,
     TailSlice,
 )
-from sidetier.archive.view import ArchiveView, Extract
+from sidetier.archive.view import ArchiveView, Change, Extract
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import ArchiveConflictError, SidetierError
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
@@ -146,11 +146,21 @@ class _Joined(NamedTuple):
     view: ArchiveView | None
 
 
+class _Seen(NamedTuple):
+    """The history of the tail that callers may have read: the offsets [start, end)."""
+
+    topic_id: str | None
+    epochs: EpochHistory
+    start: Offset
+    end: Offset
+
+
 class TailedArchive(PartitionArchive):
     """The archive of one partition, and behind it the tail. Thread-safe.
 
     Nothing follows an archive of Pinterest's uploader. If packs contradict each other, nothing
-    follows either, and `problem` says so. The changes are those of the archive.
+    follows either, and `problem` says so. The changes are those of the archive, and those of the
+    tail: records of it that the newest history does not have.
     """
 
     def __init__(
@@ -167,6 +177,12 @@ class TailedArchive(PartitionArchive):
         self._joined: _Joined | None = None
         self._latest_of_both: ArchiveSnapshot | None = None
         self._archived: tuple[str, ArchivedPart] | None = None
+        self._join_guard = threading.Lock()
+        self._read_at = float("-inf"), float("-inf")
+        self._seen: _Seen | None = None
+        self._changes: tuple[Change, ...] = ()
+        self._archive_changes = 0
+        self._is_archive_alone = False
 
     @property
     def latest(self) -> ArchiveSnapshot | None:
@@ -182,6 +198,11 @@ class TailedArchive(PartitionArchive):
     def problem(self) -> SidetierError | None:
         """Why the tail is not known; None if it is."""
         return None if self._joined is None else self._joined.tail.problem
+
+    @property
+    def has_known_end(self) -> bool:
+        """Whether nothing follows the end of the latest snapshot, as of its time."""
+        return self.problem is None and not self._is_archive_alone
 
     def moved(self, log: StoredLog, offset: Offset) -> SidetierError | None:
         """Return the error for an offset that was in a pack, and is above the end of the tail now;
@@ -210,14 +231,85 @@ class TailedArchive(PartitionArchive):
         is_part = known is not None and known.view is not None and known.view.is_part
         if known is not None and is_part and max_age > 0 and not thorough:
             return known  # an extract does not age
-        contents, as_of, read_at = self._tails.read(self.tp.topic, max_age)
-        # The archive after the packs: what cleaning has dropped from them is archived by then.
-        since = self._clock() - read_at + _ROUNDING
-        archived = super().snapshot(min(max_age, since), thorough=thorough)
-        view = self._join(archived.view, contents)
-        both = ArchiveSnapshot(view, archived.changes, min(archived.taken_at, as_of))
-        self._latest_of_both = both
-        return both
+        if self._is_archive_alone and max_age > 0 and not thorough:
+            return super().snapshot(max_age)
+        self._is_archive_alone = False
+        while True:
+            contents, as_of, read_at = self._tails.read(self.tp.topic, max_age)
+            # The archive after the packs: what cleaning has dropped from them is archived by then.
+            since = self._clock() - read_at + _ROUNDING
+            archived = super().snapshot(min(max_age, since), thorough=thorough)
+            with self._join_guard:
+                if as_of < self._read_at[0] or archived.taken_at < self._read_at[1]:
+                    continue  # another thread was faster, and an older state is no change
+                self._read_at = as_of, archived.taken_at
+                view = self._join(archived.view, contents)
+                self._note_changes(archived)
+                both = ArchiveSnapshot(view, self._changes, min(archived.taken_at, as_of))
+                self._latest_of_both = both
+                return both
+
+    def continued(self, snapshot: ArchiveSnapshot, offset: Offset) -> ArchiveSnapshot:
+        """Return a snapshot that shows what is stored at an offset.
+
+        Behind an extract without packs, the archive alone, as long as it has the offset: each of
+        the many tasks of a job would read all packs.
+        """
+        view = snapshot.view
+        if view is None or offset < view.end:
+            return snapshot
+        if view.is_part and view.end <= view.archived_end:
+            archived = super().snapshot()
+            if archived.view is not None and offset < archived.view.end:
+                self._is_archive_alone = True
+                return archived
+        return self.snapshot() if view.is_part or self._is_archive_alone else snapshot
+
+    def _note_changes(self, archived: ArchiveSnapshot) -> None:
+        """Note what has changed since the snapshot before: in the archive, or else in the tail."""
+        new = archived.changes[self._archive_changes :]
+        self._archive_changes = len(archived.changes)
+        self._changes += new
+        joined = self._joined
+        if joined is None or joined.tail.problem is not None:
+            return  # it is not known yet
+        merged, seen = joined.tail.merged, self._seen
+        if seen is not None and not new:
+            change = self._difference(seen, joined)
+            if change is not None:
+                self._changes += (change,)
+                seen = None
+            elif merged.end < seen.end:
+                return  # neither in packs nor in the archive now: see `moved`
+        has_tail = bool(joined.tail.logs)
+        seen_now = _Seen(merged.topic_id, merged.epochs, merged.start, merged.end)
+        self._seen = seen_now if has_tail else None
+
+    def _difference(self, seen: _Seen, joined: _Joined) -> Change | None:
+        """Compare the tail that callers may have read with the present archive and tail."""
+        merged, archived = joined.tail.merged, joined.archived
+        watermark = None if archived is None else archived.watermark
+        topic_id = merged.topic_id if watermark is None else watermark.topic_id
+        if None not in {seen.topic_id, topic_id} and seen.topic_id != topic_id:
+            return Change(
+                Offset(0),
+                f"{self.where}: the tail belonged to topic id {seen.topic_id} and now belongs to "
+                f"{topic_id}: the topic was deleted and created again",
+            )
+        epochs = merged.epochs
+        if not joined.tail.logs and watermark is not None:
+            newest = seen.epochs.entries[-1][0] if seen.epochs.entries else None
+            # With the same newest epoch, the history below is the same.
+            epochs = seen.epochs if watermark.leader_epoch == newest else super().epochs()
+        first = _first_lost(seen, epochs, merged)
+        if first is None:
+            return None
+        return Change(
+            first,
+            f"{self.where}: the cluster has discarded the records from offset {first} on (an "
+            "unclean election), which were in tail packs, and has or will have other records at "
+            "these offsets",
+        )
 
     def _join(self, archived: ArchiveView | None, contents: TailContents) -> ArchiveView | None:
         tail = self._tail(archived, contents)
@@ -241,7 +333,8 @@ class TailedArchive(PartitionArchive):
         try:
             merged = replace(contents, rows={self.tp: rows}).merged(self.tp, part)
         except ArchiveConflictError as error:
-            merged, problem = replace(contents, rows={}).merged(self.tp, part), error
+            merged = replace(contents, rows={}).merged(self.tp, part)
+            problem = UnreadTailError(f"{self.tp}: {error}")
         if merged.unread is not None:
             problem = UnreadTailError(f"{self.tp}: {merged.unread}")
         logs = tuple(map(_as_segment, merged.slices))
@@ -259,6 +352,28 @@ class TailedArchive(PartitionArchive):
             part = ArchivedPart(archived.end, super().epochs(), topic_id, self.gaps())
             self._archived = archived.etag, part
         return self._archived[1]
+
+
+def _first_lost(seen: _Seen, epochs: EpochHistory, merged: MergedTail) -> Offset | None:
+    """Return the first offset that was seen, and that the newest history does not have.
+
+    Only the ends of epochs count: compaction may have removed the first records of an epoch.
+    """
+    lost = [
+        first
+        for out in merged.left_out
+        if out.reason is Reason.STALE
+        and (first := max(out.offsets.start, merged.end)) < min(out.offsets.end, seen.end)
+        and out.source.row.epochs.epoch_at(first) == seen.epochs.epoch_at(first)
+    ]
+    if seen.epochs.entries and epochs.entries:
+        newest, start = seen.epochs.entries[-1]
+        end = epochs.end_of(newest)
+        if end is not None and end < seen.end:
+            is_known = epochs.epoch_at(end - 1) == newest
+            may_be_cut = epochs.entries[0][0] >= newest
+            lost.append(end if is_known or may_be_cut else min(start, end))
+    return min(lost, default=None)
 
 
 def _with_tail(archived: ArchiveView | None, tail: _Tail, where: str) -> ArchiveView | None:

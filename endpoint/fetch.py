@@ -534,6 +534,13 @@ class Fetcher:
         view = _view_for(partition, offset)
         if topic_id and view and not self._catalog.has_topic_id(partition, view, topic_id):
             return FetchedData(asked.partition, ErrorCode.unknown_topic_id, aborted=())
+        if view is None or offset >= view.end:
+            partition.require_known_end()
+        end = Offset(0) if view is None else view.end
+        if offset > end and self._may_be_in_tail(partition, end, offset):
+            state = state_of(view), None
+            held = ErrorCode.not_leader_or_follower
+            return FetchedData(asked.partition, held, state=state, is_held=True)
         if view is None:
             # A partition without an archive is an empty log that begins at 0.
             is_start = offset == 0
@@ -541,18 +548,12 @@ class Fetcher:
             start = Offset(0) if is_start else _NONE
             aborted = () if isolated and is_start else None
             return FetchedData(asked.partition, error, start, start, start, aborted)
-        if offset >= view.end:
-            partition.require_known_end()
         if not view.start <= offset <= view.end:
-            if offset > view.end and self._may_be_in_tail(partition, view, offset):
-                state = state_of(view), None
-                held = ErrorCode.not_leader_or_follower
-                return FetchedData(asked.partition, held, state=state, is_held=True)
             self._report_missing(partition, view, offset)
             return FetchedData(asked.partition, ErrorCode.offset_out_of_range)
         return self._stable_records(partition, view, asked, room, end=view.end, isolated=isolated)
 
-    def _may_be_in_tail(self, partition: Partition, view: ArchiveView, offset: Offset) -> bool:
+    def _may_be_in_tail(self, partition: Partition, end: Offset, offset: Offset) -> bool:
         """Whether the tail may reach an offset above its known end: another endpoint may have shown
         the client a newer end.
 
@@ -564,7 +565,7 @@ class Fetcher:
             return False
         if archive.unreadable:
             raise StoreUnavailableError(
-                f"{view.where}: offset {offset} is above the end, {view.end}, and a tail pack "
+                f"{archive.where}: offset {offset} is above the end, {end}, and a tail pack "
                 "cannot be read; `sidetier tail status` shows it"
             )
         return self._is_missing_for_less(self._catalog.tail_patience, partition.tp, offset)

@@ -183,8 +183,12 @@ class OffsetAnswers:
                 return self._epoch_end_of_both(joined, epoch)
             view = partition.view()
             if view is None:
+                partition.require_known_end()
                 return end_of_epoch(NO_EPOCHS, epoch, Offset(0))
-            return end_of_epoch(self._epochs_of(partition, view), epoch, view.end)
+            history = self._epochs_of(partition, view)
+            if not _ends_below(history, epoch):
+                partition.require_known_end()
+            return end_of_epoch(history, epoch, view.end)
         except SidetierError as error:
             self._report("endpoint.epoch_end_failed", name, number, error)
             return EpochEnd(_code_of(error))
@@ -279,7 +283,7 @@ class OffsetAnswers:
             joined.archived(Age.RECENT)  # if it cannot be read, the leader still knows its epochs
         if joined.view is not None:
             history = self._epochs_of(joined.partition, joined.view)
-            if history.entries and 0 <= epoch < history.entries[-1][0]:
+            if _ends_below(history, epoch):
                 return end_of_epoch(history, epoch, joined.view.end)
         try:
             end = joined.live.reads.epoch_end(joined.partition.tp, LeaderEpoch(epoch))
@@ -288,7 +292,10 @@ class OffsetAnswers:
             if tailed is None:
                 raise
             partition, view = tailed
-            return end_of_epoch(self._epochs_of(partition, view), epoch, view.end)
+            history = self._epochs_of(partition, view)
+            if not _ends_below(history, epoch):
+                raise  # the leader may have more of it than the tail
+            return end_of_epoch(history, epoch, view.end)
         return EpochEnd(ErrorCode.none, end.leader_epoch, end.end_offset)
 
     def _report(self, event: str, name: str, number: int, error: SidetierError) -> None:
@@ -314,6 +321,7 @@ class OffsetAnswers:
     ) -> ListedOffset:
         view = partition.view()
         if view is None:
+            partition.require_known_end()
             is_end = timestamp in {LATEST, EARLIEST, EARLIEST_LOCAL}
             return ListedOffset(ErrorCode.none, 0 if is_end else _UNKNOWN)
         return self._listed(partition, view, timestamp, isolation)
@@ -337,6 +345,8 @@ class OffsetAnswers:
         if known is None:
             known = self._searched(key, partition, view, timestamp)
         # Not part of the cached answer: each isolation level has its own limit.
+        if timestamp == MAX_TIMESTAMP or not 0 <= known.offset < limit:
+            partition.require_known_end()
         return known if known.offset < limit else ListedOffset(ErrorCode.none)
 
     def _searched(
@@ -409,6 +419,11 @@ class OffsetAnswers:
             lambda at, size: self._bytes.read(topic, stored, at, size), stored.size
         )
         return max((header.max_timestamp for _, header in headers), default=-1)
+
+
+def _ends_below(history: EpochHistory, epoch: int) -> bool:
+    """Whether a later epoch shows where this one ends."""
+    return bool(history.entries) and 0 <= epoch < history.entries[-1][0]
 
 
 def end_of_epoch(history: EpochHistory, epoch: int, end: Offset) -> EpochEnd:

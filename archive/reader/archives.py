@@ -73,15 +73,28 @@ class OpenArchives:
         return TailedArchive(tp, access, check, clock, self._tails, extract)
 
     def partitions_with_tail(self, topic: str) -> frozenset[int]:
-        """Return the partitions of a topic that packs have; none if packs are not read."""
+        """Return the partitions of a topic of which packs have records; none if packs are not read.
+
+        A leader's claim is no record: the partition may be empty.
+        """
         if self._tails is None:
             return frozenset()
-        rows = self._tails.read(topic, float("inf")).contents.rows
-        return frozenset(tp.partition for tp in rows if tp.topic == topic)
+        contents = self._tails.read(topic, float("inf")).contents
+        return frozenset(
+            tp.partition for tp in contents.rows if tp.topic == topic and contents.may_have_tail(tp)
+        )
 
     def bounds(self, tp: TopicPartition, max_age: float) -> ArchiveBounds | None:
-        """Return the readable range of a partition; None if there is nothing."""
-        return self.of(tp).bounds(max_age)
+        """Return the readable range of a partition; None if there is nothing.
+
+        Raises:
+            UnreadTailError: Nothing is archived, and it is not known what packs have.
+        """
+        archive = self.of(tp)
+        bounds = archive.bounds(max_age)
+        if bounds is None and archive.problem is not None:
+            raise archive.problem
+        return bounds
 
     def source(self, tp: TopicPartition, bound: Bound | None = None) -> ArchiveSource:
         """Return the source of a partition's archived records, up to the bound."""

@@ -221,6 +221,7 @@ class ArchiveSource:
         Raises:
             NoArchiveError: There is no archive of the partition.
             StorageError, ArchiveError, ConfigurationError: As `PartitionArchive.snapshot`.
+            UnreadTailError: It is not known what follows the end.
         """
         snapshot = self.archive.snapshot(max_age)
         if target.waiting_for is None:
@@ -233,11 +234,9 @@ class ArchiveSource:
         learnt: list[SegmentTransactions] = []
         is_open = True
         while is_open:
+            # The archive continues after an extract: only a snapshot shows where.
+            snapshot = self.archive.continued(snapshot, offset)
             view = self._view(snapshot)
-            if view.is_part and offset >= view.end:
-                # The archive continues after an extract: only a snapshot shows where.
-                snapshot = self.archive.snapshot()
-                continue
             log = view.holder(offset) if view.start <= offset < view.end else None
             following = None if log is None else view.after(log.base_offset)
             # The files describe whole segments. Within a segment, they would include transactions
@@ -259,6 +258,7 @@ class ArchiveSource:
         """Find another segment that holds the offset, or the reason why it is missing.
 
         Raises:
+            TailMovedError: The offset was in a pack, and is in no pack and no segment now.
             As `open`.
         """
         stuck, noted = self._with_end(stuck)
@@ -272,7 +272,7 @@ class ArchiveSource:
         if stuck.offset >= view.end:
             moved = self.archive.moved(stuck.log, stuck.offset)
             if moved is not None:
-                return Halted(Failed(self.archive.tp, stuck.offset, moved))
+                raise moved
             return AtEnd(stuck.offset, _as_of(snapshot))
         # Late writers and Pinterest's uploader leave segments that overlap, so another one may have
         # the offset.
@@ -300,14 +300,12 @@ class ArchiveSource:
             return stuck, None  # deleted or replaced since it was listed
 
     def _open(self, snapshot: ArchiveSnapshot, offset: Offset) -> Opening:
+        snapshot = self.archive.continued(snapshot, offset)
         view = self._view(snapshot)
-        if offset >= view.end and view.is_part:
-            # The archive continues after an extract: only a snapshot shows where.
-            return self._open(self.archive.snapshot(), offset)
         if offset >= view.end:
             problem = self.archive.problem
             if problem is not None:
-                return Halted(Failed(self.archive.tp, offset, problem))
+                raise problem
             return AtEnd(offset, _as_of(snapshot))
         log = view.holder(offset)
         if offset < view.start or log is None:
@@ -325,8 +323,8 @@ class ArchiveSource:
         start = self.locator.segment_position(self.read, log, offset).position
         bound = self.bound
         wanted = {} if bound is None else {**bound.ends, **self._last(bound, view, offset)}
-        # With a problem, it is asked again at the end, where the problem is the answer.
-        as_of = None if self.archive.problem is not None else _as_of(snapshot)
+        # Without a known end, it is asked again there: a problem is then the answer.
+        as_of = _as_of(snapshot) if self.archive.has_known_end else None
         return Opened(offset, self._parts(view, log, start, offset, wanted), as_of)
 
     def _parts(

@@ -22,6 +22,7 @@ from sidetier.archive.objects.tail_index import StoredTailIndex, read_tail_index
 from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow, PackRef, merge
 from sidetier.archive.tail.pack import PackIndex, TailRow, decode_footer, decode_index
 from sidetier.segments.errors import (
+    ArchiveConflictError,
     ChecksumMismatchError,
     EncryptionError,
     EncryptionKeyError,
@@ -70,6 +71,14 @@ class TailContents:
     def merged(self, tp: TopicPartition, archived: ArchivedPart) -> MergedTail:
         """Merge the rows of a partition. Raises as `merge`."""
         return merge(archived, self.rows.get(tp, ()), self.unread)
+
+    def may_have_tail(self, tp: TopicPartition) -> bool:
+        """Whether a partition without an archive has a tail, or it is not known whether it has."""
+        try:
+            merged = self.merged(tp, ArchivedPart())
+        except ArchiveConflictError:
+            return True
+        return bool(merged.slices) or merged.unread is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +167,14 @@ class _KnownPartitions:
 class TailInventory:
     """Reads the live packs of a cluster in one store. Thread-safe; keeps rows between readings.
 
+    After a reading of all packs and partitions, the rows of the live packs are kept, however many:
+    about half a kilobyte each. An LRU that is a little too small would keep next to nothing.
+
     Args:
         store: The store.
         layout: How keys are made.
         concurrency: Maximum number of requests at the same time.
-        max_cached_rows: Maximum number of rows that are kept for the next reading; one takes about
-            half a kilobyte.
+        max_cached_rows: Maximum number of rows of single packs that are kept (`rows`).
         max_known_partitions: Maximum number of partitions that are remembered of all packs, in
             place of their rows; 4 bytes each.
         refuses_plain: Whether records of this topic are not read from a pack that is not encrypted
@@ -185,6 +196,7 @@ class TailInventory:
         self._concurrency = concurrency
         self._refuses_plain = refuses_plain
         self._cache = Lru[tuple[str, str], tuple[TailRow, ...]](max_cached_rows, len)
+        self._kept: Mapping[tuple[str, str], tuple[TailRow, ...]] = {}
         self._known = _KnownPartitions(max_known_partitions)
         self._has_key = False
 
@@ -214,6 +226,9 @@ class TailInventory:
             ObjectNotFoundError, PreconditionFailedError: The pack was deleted since it was listed.
             MalformedObjectError: It is damaged, or was written by a newer version.
         """
+        found = self._kept.get((pack.key, pack.etag))
+        if found is not None:
+            return found
         return self._cache.get_or((pack.key, pack.etag), lambda: self._read_rows(pack, None))
 
     def read(
@@ -253,6 +268,8 @@ class TailInventory:
         for pack in packs:
             for row in read.rows[pack.key]:
                 by_partition[row.tp].append(PackedRow(pack, row))
+        if brokers is None and wanted is None:
+            self._kept = {(pack.key, pack.etag): read.rows[pack.key] for pack in packs}
         for listing in listings.values():
             read.problems |= listing.problems
             read.unread += listing.missing
@@ -298,10 +315,10 @@ class TailInventory:
         self, pack: PackRef, wanted: frozenset[TopicPartition] | None
     ) -> _Found | SidetierError:
         """Read the wanted rows of a pack, or return why one pack cannot be read."""
-        cached = self._cache.get((pack.key, pack.etag))
+        cached = self._kept.get((pack.key, pack.etag)) or self._cache.get((pack.key, pack.etag))
         try:
             if cached is not None or wanted is None:
-                rows = self.rows(pack) if cached is None else cached
+                rows = self._read_rows(pack, None) if cached is None else cached
                 chosen = rows if wanted is None else tuple(row for row in rows if row.tp in wanted)
                 return _Found(chosen, is_read=cached is None)
             if self._known.lacks(pack, wanted):

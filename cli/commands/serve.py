@@ -255,7 +255,8 @@ class ServeOptions:
         "--with-tail",
         help="Behind the end of the archive, read the records of active segments that tail packs "
         "have; see docs/tail.md. With --live: while no leader of a partition can be reached. Lists "
-        "the packs every 5 seconds at most, while clients read.",
+        "the packs every 5 seconds at most while clients read, and every 30 seconds to find "
+        "partitions that only packs have. All endpoints of one address need it.",
     )
     groups: str | None = option(
         "--groups",

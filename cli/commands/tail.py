@@ -1,5 +1,6 @@
 """`sidetier tail`: the records that only tail packs have, and their promotion to segments."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +11,7 @@ from sidetier.cli.arguments import pattern
 from sidetier.cli.invocation import configuration_parameters
 from sidetier.cli.options import CommandOptions, option, options
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.offsets import TopicPartition
 
 if TYPE_CHECKING:
     from sidetier.archive.access import ArchiveAccess
@@ -157,12 +159,13 @@ def _survey(
     *,
     accept_unread: bool = False,
 ) -> "TailSurvey":
-    """Read the selected tails.
+    """Read the selected tails. A named partition without a tail may have all records archived.
 
     Raises:
-        ConfigurationError: A named partition has no tail.
+        ConfigurationError: A named partition has neither a tail nor an archive.
     """
-    from sidetier.archive.tail.survey import survey  # noqa: PLC0415 -- `--help` must not load it
+    from sidetier.archive.tail.survey import read_partitions, survey  # noqa: PLC0415 -- `--help` must not load it
+    from sidetier.cli.output import say  # noqa: PLC0415 -- as above
     from sidetier.config.types import matches_any  # noqa: PLC0415 -- as above
 
     patterns = topics or (".*",)
@@ -173,6 +176,28 @@ def _survey(
         accept_unread=accept_unread,
     )
     known = {str(tail.tp) for tail in found.partitions}
-    if missing := sorted(set(partitions) - known):
-        raise ConfigurationError(f"no tail pack has records of {', '.join(missing)}")
-    return found
+    missing = sorted(set(partitions) - known)
+    places = {tp: () for name in missing if (tp := _partition_of(name)) is not None}
+    archived = [
+        tail
+        for tail in read_partitions(archive, places)
+        if tail.watermark is not None or tail.problem is not None
+    ]
+    for tail in archived:
+        say(f"{tail.tp}: no tail pack has records of it; archived up to {tail.archived_up_to}")
+    if missing := sorted(set(missing) - {str(tail.tp) for tail in archived}):
+        unread = [f"; {problem}" for problem in found.problems.values()]
+        raise ConfigurationError(
+            f"no tail pack has records of {', '.join(missing)}, and nothing of it is archived"
+            + "".join(unread)
+        )
+    tails = sorted((*found.partitions, *archived), key=lambda tail: tail.tp)
+    return replace(found, partitions=tuple(tails))
+
+
+def _partition_of(name: str) -> TopicPartition | None:
+    """Return the partition of a name such as orders-3."""
+    topic, _, number = name.rpartition("-")
+    if not topic or not (number.isascii() and number.isdigit()):
+        return None
+    return TopicPartition(topic, int(number))

@@ -163,7 +163,8 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "warning",
         f"Committed records of {_PARTITION} ({_WHERE}) have waited for a tail pack for too long",
         f"They have been on the brokers alone for {_AGE}. A loss of the cluster would lose them.",
-        # Twelve of the recommended intervals of 5 s, and longer than a restart of the broker.
+        # Twelve of the recommended intervals of 5 s, and longer than a restart of the broker. With
+        # the minute above, the alert fires after two minutes.
         {"ageSeconds": 60},
     ),
     Alert(

@@ -63,6 +63,29 @@ def test_status_plan_and_promotion(cli: CommandLine, log: TailedLog) -> None:
     assert "1 partitions have no record in packs that is not archived" in cli.out
 
 
+def test_partition_that_only_has_a_claim_has_no_records(cli: CommandLine, log: TailedLog) -> None:
+    log.pack(1, 0, (12, log.next_offset))
+    builder = PackBuilder()
+    empty = Partition("orders", 1)
+    builder.add(claim(empty, TOPIC_ID, history((0, 0)), Offset(0), Offset(0)))
+    store_pack(log.store, LAYOUT, builder, 1, 1)
+    assert cli.run("consume", "orders", "--with-tail", "--count") == 0, cli.err
+
+
+def test_named_partition_without_a_tail(cli: CommandLine, log: TailedLog) -> None:
+    for words in (["status"], ["promote", "--dry-run"], ["promote"]):
+        assert cli.run("tail", *words, "--partition", "orders-0") == 0, cli.err
+        assert "orders-0: no tail pack has records of it; archived up to 12" in cli.err
+    key = LAYOUT.tail_pack_key(2, 0)
+    log.store.put_object(key, BytesBody(b"damaged"))
+    assert cli.run("tail", "promote", "--partition", "orders-1") == 2
+    assert "nothing of it is archived" in cli.err
+    assert key in cli.err
+    assert cli.run("tail", "status", "--partition", "orders-0") == 3
+    assert key in cli.out
+    assert cli.run("tail", "status", "--partition", "orders") == 2
+
+
 def test_losses_are_findings_with_their_reason(cli: CommandLine, log: TailedLog) -> None:
     log.pack(1, 0, (12, 14))
     log.pack(1, 1, (18, 19))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sidetier.archive.errors import TailMovedError, UnreadTailError
+from sidetier.archive.errors import ArchiveReplacedError, TailMovedError, UnreadTailError
 from sidetier.archive.reader import (
     Failed,
     Gap,
@@ -13,12 +13,12 @@ from sidetier.archive.reader import (
     Records,
 )
 from sidetier.archive.reader.reader import ArchiveReader
-from sidetier.archive.tail.pack import PackBuilder, TailRow, epochs_from
+from sidetier.archive.tail.pack import PackBuilder, TailRow, claim, epochs_from
 from sidetier.segments.offsets import BrokerId, Offset
 from sidetier.storage.fake import FakeStorage
 from tests.harness.intercepted_store import InterceptedStore, StoreCall
 from tests.harness.made_archive import LAYOUT, TP, reading, take_to_end, take_until
-from tests.harness.tail_packs import TOPIC_ID
+from tests.harness.tail_packs import TOPIC_ID, history
 from tests.harness.tailed_log import TailedLog, mixed_log, read_offsets, store_pack
 
 LEVELS = list(IsolationLevel)
@@ -303,3 +303,128 @@ def test_times_and_bounds() -> None:
     wanted = [offset for offset in log.offsets(isolation, log.next_offset) if offset < 16]
     records = [item for item in taken if isinstance(item, Records)]
     assert read_offsets(records) == wanted
+
+
+def after_election(log: TailedLog, epoch: int, at: int, *sizes: int) -> TailedLog:
+    """The log of a leader that lost everything from an offset on, and has written other records."""
+    other = TailedLog(store=log.store, epochs=history((0, 0), (epoch, at)))
+    other.batches[:] = [batch for batch in log.batches if batch.first < at]
+    other.next_offset = at
+    for size in sizes:
+        other.write(9, size, transactional=False)
+    return other
+
+
+@pytest.mark.parametrize("how", ["longer", "claim", "archived", "clean"])
+@pytest.mark.parametrize("has_archive", [True, False])
+def test_reader_hears_that_an_election_has_discarded_what_it_has_read(
+    how: str,
+    has_archive: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    isolation = IsolationLevel.READ_UNCOMMITTED
+    log = mixed_log()
+    if has_archive:
+        log.archived(0, 12)
+    first = log.pack(1, 0, (12 if has_archive else 0, 18), (18, log.next_offset))
+    end = log.next_offset
+    with reading(log.store, with_tail=True, isolation=isolation, look_interval=QUICK) as reader:
+        reader.assign(TP, 12)
+        assert take_to_end(reader)[-1] == ReachedEnd(TP, Offset(end))
+        other = after_election(log, 1, end if how == "clean" else 18, 9, 9)
+        if how == "claim":
+            builder = PackBuilder()
+            builder.add(claim(TP, TOPIC_ID, other.epochs, Offset(18), Offset(18)))
+            store_pack(log.store, LAYOUT, builder, 2, 0)
+        elif how == "archived":
+            other.stored |= log.stored
+            other.archived(0, 12, 18, other.next_offset)
+            log.store.delete_object(first)
+        else:
+            other.pack(2, 0, (end if how == "clean" else 18, other.next_offset))
+        taken = take_until(reader, lambda item: item != ReachedEnd(TP, Offset(end)))
+        if how == "clean":
+            taken += take_until(reader, lambda item: isinstance(item, ReachedEnd))
+            assert read_offsets(taken) == list(range(end, other.next_offset))
+            return
+        assert isinstance(taken[-1], Failed)
+        error = taken[-1].error
+        assert isinstance(error, ArchiveReplacedError)
+        assert error.first == 18
+        assert "unclean election" in str(error)
+        reader.assign(TP, 18)
+        if how != "claim":
+            assert read_offsets(take_to_end(reader)) == list(range(18, other.next_offset))
+
+
+def test_reader_below_the_records_that_an_election_has_discarded_reads_on() -> None:
+    isolation = IsolationLevel.READ_UNCOMMITTED
+    log = mixed_log()
+    log.archived(0, 12)
+    log.pack(1, 0, (12, 14))
+    with reading(log.store, with_tail=True, isolation=isolation, look_interval=QUICK) as reader:
+        reader.assign(TP, 12)
+        assert take_to_end(reader)[-1] == ReachedEnd(TP, Offset(14))
+        log.pack(1, 1, (14, 18))
+        other = after_election(log, 1, 14, 9)
+        other.pack(2, 0, (14, other.next_offset))
+        taken = take_until(reader, lambda item: item == ReachedEnd(TP, Offset(other.next_offset)))
+    assert [o for o in read_offsets(taken) if o >= 14] == list(range(14, other.next_offset))
+
+
+def test_reader_hears_of_a_topic_that_was_created_again_and_is_not_archived() -> None:
+    log = mixed_log()
+    log.pack(1, 0, (0, 18))
+    isolation = IsolationLevel.READ_UNCOMMITTED
+    with reading(log.store, with_tail=True, isolation=isolation, look_interval=QUICK) as reader:
+        reader.assign(TP, 0)
+        assert take_to_end(reader)[-1] == ReachedEnd(TP, Offset(18))
+        builder, made = PackBuilder(), PackBuilder()
+        row = log.row(0, log.next_offset, made)
+        batches = [batch.encoded() for batch in log.between(0, log.next_offset)]
+        builder.add(row._replace(topic_id="BBBBBBBBBBBBBBBBBBBBBA"), *batches)
+        store_pack(log.store, LAYOUT, builder, 1, 1)
+        taken = take_until(reader, lambda item: item != ReachedEnd(TP, Offset(18)))
+    assert isinstance(taken[-1], Failed)
+    assert isinstance(taken[-1].error, ArchiveReplacedError)
+    assert "created again" in str(taken[-1].error)
+
+
+@pytest.mark.parametrize("reason", ["damaged", "contradicts"])
+def test_reader_goes_on_when_the_tail_is_known_again(reason: str) -> None:
+    isolation = IsolationLevel.READ_UNCOMMITTED
+    log = mixed_log()
+    log.archived(0, 12)
+    log.pack(1, 0, (12, 18))
+    key = LAYOUT.tail_pack_key(BrokerId(2), 0)
+    if reason == "damaged":
+        log.archive.put(key, b"damaged")
+    else:
+        builder = PackBuilder()
+        row = log.row(12, 18, PackBuilder())
+        builder.add(row, bytes(row.size))
+        store_pack(log.store, LAYOUT, builder, 2, 0)
+    with reading(
+        log.store,
+        with_tail=True,
+        isolation=isolation,
+        look_interval=QUICK,
+        failed_pause=QUICK,
+    ) as reader:
+        reader.assign(TP, 12)
+        failed = take_to_end(reader)[-1]
+        assert isinstance(failed, Failed)
+        assert isinstance(failed.error, UnreadTailError)
+        assert failed.error.retry
+        log.store.delete_object(key)
+        taken = take_until(reader, lambda item: item == ReachedEnd(TP, Offset(18)))
+    assert read_offsets(item for item in taken if not isinstance(item, Failed)) == [
+        offset for offset in log.offsets(isolation, 18) if offset >= 12
+    ]
+
+
+def test_partition_that_only_packs_have_and_that_is_not_known_is_an_error() -> None:
+    log = mixed_log()
+    log.pack(1, 0, (0, 18))
+    log.archive.put(LAYOUT.tail_pack_key(BrokerId(2), 0), b"damaged")
+    with reading(log.store, with_tail=True) as reader, pytest.raises(UnreadTailError):
+        reader.bounds(TP)

@@ -89,6 +89,13 @@ def test_requests_of_a_reading() -> None:
     assert (len(contents.packs), contents.footers, contents.problems) == (14, 14, {})
     store.requests.clear()
     assert inventory.read().footers == store.count("stream") == 0
+    # However small the cache for single packs is; rows of packs that are gone are not kept.
+    small = TailInventory(store, LAYOUT, max_cached_rows=13)
+    assert [small.read().footers for _ in range(3)] == [14, 0, 0]
+    store.delete_object(contents.packs[0].key)
+    _store(store, 2, 8, (8, 9))
+    assert small.read().footers == 1
+    assert len(small._kept) == 14
 
 
 def test_each_pack_is_read_once_for_many_partitions() -> None:

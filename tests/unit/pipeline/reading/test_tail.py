@@ -68,6 +68,41 @@ def test_each_offset_once(store: FakeStorage, isolation: IsolationLevel, most: i
     assert plan_of(store).ranges[TP].end == 12, "without the option"
 
 
+def test_tasks_read_no_packs_for_a_transaction_that_the_archive_decides(
+    store: FakeStorage,
+) -> None:
+    log = TailedLog(store=store)
+    for _ in range(5):
+        log.write(1, 4)
+    log.mark(1, commit=True)
+    log.write(9, 3, transactional=False)
+    archived = log.next_offset
+    log.archived(0, 4, 8, 12, 16, 21, archived)
+    log.write(9, 3, transactional=False)
+    log.pack(1, 0, (archived, log.next_offset))
+    request: dict[str, Any] = {"isolation": COMMITTED, "max_split_bytes": 1}
+    plan = plan_of(store, with_tail=True, **request)
+    store.requests.clear()
+    read = read_splits(store, plan.splits[:-1], isolation=COMMITTED, with_tail=True)
+    assert len(plan.splits) > 5
+    assert read.offsets == [at for at in log.offsets(COMMITTED, log.next_offset) if at < archived]
+    assert not [one for one in store.requests if "/tail/" in str(one.key)]
+    # The marker is in a pack.
+    log = TailedLog(store=FakeStorage())
+    log.write(1, 4)
+    log.archived(0, 4)
+    log.mark(1, commit=True)
+    log.pack(1, 0, (4, 5))
+    assert isinstance(log.store, FakeStorage)
+    plan = plan_of(log.store, with_tail=True, ending=AtOffsets({TP: 4}), isolation=COMMITTED)
+    assert read_splits(log.store, plan.splits, isolation=COMMITTED, with_tail=True).offsets == [
+        0,
+        1,
+        2,
+        3,
+    ]
+
+
 def test_packs_are_read_once_for_all_partitions(store: FakeStorage) -> None:
     builder = PackBuilder()
     logs = [mixed_log(store) for _ in range(4)]
