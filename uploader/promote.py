@@ -130,8 +130,17 @@ def promote(  # noqa: PLR0913 - one argument for each limit
         waiting = list(survey(access, partitions=moved, accept_unread=accept_unread).partitions)
         # The others have no packs any more: a sidecar has archived the records, and cleaned.
         for tp in moved - {tail.tp for tail in waiting}:
-            results[tp] = replace(results[tp], problem=None)
+            results[tp] = replace(results[tp], problem=_problem_without_packs(access, results[tp]))
     return [results[tp] for tp in sorted(results)]
+
+
+def _problem_without_packs(access: ArchiveAccess, promoted: Promoted) -> str | None:
+    """Return what is wrong if no pack has rows of the partition any more; None if it is archived."""
+    end = access.partition(promoted.tail.tp).end().next_offset or Offset(0)
+    safe = promoted.tail.safe_up_to or Offset(0)
+    if end >= safe:
+        return None
+    return f"no pack has the records of offsets [{end}, {safe}) any more, and they are not archived"
 
 
 def _groups(tails: Iterable[PartitionTail], max_bytes: int) -> Iterator[list[PartitionTail]]:

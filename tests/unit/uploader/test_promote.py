@@ -207,6 +207,18 @@ def test_damaged_pack_costs_only_what_is_behind_it(tmp_path: Path) -> None:
     check(log, 14, done.archived_up_to)
 
 
+def test_records_of_a_pack_that_is_gone_are_not_taken_for_archived(tmp_path: Path) -> None:
+    log = mixed_log()
+    log.archived(0, 12)
+    key = log.pack(1, 0, (12, log.next_offset))
+    found = surveyed(log.store)
+    log.store.delete_object(key)
+    done = promoted(log.store, tmp_path, found)
+    assert f"no pack has the records of offsets [12, {log.next_offset})" in str(done.problem)
+    log.archived(0, 12, log.next_offset)
+    assert promoted(log.store, tmp_path, found).problem is None
+
+
 @pytest.mark.parametrize("group_bytes", [1, 1 << 30])
 def test_damaged_pack_does_not_hold_up_other_partitions(tmp_path: Path, group_bytes: int) -> None:
     log = mixed_log()
