@@ -220,10 +220,9 @@ class _Demo:
         if max(waits):
             self._progress.tell(
                 "Tail",
-                f"no committed record was on the broker alone for longer than {max(waits):.1f} s: "
-                "tail packs have",
+                f"no committed record was on the broker alone for longer than {max(waits):.1f} s:",
             )
-            self._progress.more("those of active segments (`uploader.tail.interval: 1s`)")
+            self._progress.more("tail packs have those of active segments")
 
     def _so_far(self) -> str:
         stored = self._sidecar.count("segment.uploaded")
