@@ -196,14 +196,14 @@ def test_a_reader_goes_on_when_a_pack_is_deleted_while_it_reads_bytes() -> None:
 def test_a_reader_is_not_behind_the_archive_and_hears_when_the_tail_moves() -> None:
     """Cleaning drops rows as soon as they are archived."""
     store = FakeStorage()
-    for number in range(6):
+    for number in range(12):  # more than are read ahead
         _store(store, 1, number, (number * 4, number * 4 + 4))
     inventory = TailInventory(store, LAYOUT)
-    ends = iter([0, 16, 16])
+    ends = iter([0, 40, 40])
 
     def clean_up_to(end: int) -> None:
         before = read_tail_index(store, LAYOUT, 1)
-        write_tail_index(store, LAYOUT, 1, range(end // 4, 6), range(end // 4), before)
+        write_tail_index(store, LAYOUT, 1, range(end // 4, 12), range(end // 4), before)
         for number in range(end // 4):
             store.delete_objects([LAYOUT.tail_pack_key(1, number)])
 
@@ -212,26 +212,26 @@ def test_a_reader_is_not_behind_the_archive_and_hears_when_the_tail_moves() -> N
 
     reading = read_partition(inventory, TP, archived)
     assert [next(reading).header.next_offset for _ in range(2)] == [2, 4]
-    clean_up_to(16)  # the second and the third pack are gone when they are read
+    clean_up_to(40)  # those that are not read ahead are gone
     got = []
     with pytest.raises(
-        TailMovedError, match=r"from \d+ up to 24, and has \[16, 24\) now"
+        TailMovedError, match=r"from \d+ up to 48, and has \[40, 48\) now"
     ) as caught:
         got += [batch.header.next_offset for batch in reading]
     assert caught.value.retry
-    assert got == [6, 8, 10, 12, 14, 16][: len(got)]
-    # A caller that has read the archive up to 8 hears that the tail begins at 16 now.
+    assert got == list(range(6, 42, 2))[: len(got)]
+    # A caller that has read the archive up to 8 hears that the tail begins at 40 now.
     with pytest.raises(TailMovedError):
         next(read_partition(inventory, TP, archived, Offset(8)))
     # The archive is asked once the packs were read: cleaning in between leaves no gap.
-    ends = iter([20])
+    ends = iter([44])
 
     def cleaned_before() -> ArchivedPart:
         return archived()
 
-    clean_up_to(20)
+    clean_up_to(44)
     offsets = [b.header.next_offset for b in read_partition(inventory, TP, cleaned_before)]
-    assert offsets == [22, 24]
+    assert offsets == [46, 48]
 
 
 def test_rows_of_some_partitions_are_read_from_new_packs_and_those_that_have_them() -> None:
