@@ -266,7 +266,7 @@ class FakeClient:
             return {tp: failed(KafkaError.NOT_LEADER_FOR_PARTITION) for tp in asked}
         return {tp: done(SimpleNamespace(offset=0, leader_epoch=None)) for tp in asked}
 
-    def list_topics(self, **_: object) -> None:
+    def refresh_metadata(self, _: float) -> None:
         """Refresh the metadata; librdkafka waits for the controller they name."""
         self.without_controller -= 1
 
