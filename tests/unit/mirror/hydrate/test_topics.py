@@ -266,9 +266,12 @@ class FakeClient:
             return {tp: failed(KafkaError.NOT_LEADER_FOR_PARTITION) for tp in asked}
         return {tp: done(SimpleNamespace(offset=0, leader_epoch=None)) for tp in asked}
 
-    def refresh_metadata(self, _: float) -> None:
+    def list_topics(self, **_: object) -> None:
         """Refresh the metadata; librdkafka waits for the controller they name."""
         self.without_controller -= 1
+
+    def refresh_metadata(self, _: float) -> None:
+        self.list_topics()
 
     def describe_cluster(self, **_: object) -> Future[Any]:
         if self.without_controller >= 0:
