@@ -189,6 +189,7 @@ class _Demo:
     def _start_sidecar(self) -> None:
         with self._progress.step("Sidecar", "starting `sidetier run` beside it"):
             self._sidecar.start()
+            self._wait(lambda: self._sidecar.tails() == self._settings.partitions)
         self._progress.tell(
             "Sidecar", f"`sidetier run` beside it archives to {self._settings.store}"
         )
