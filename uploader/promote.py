@@ -135,7 +135,7 @@ def promote(  # noqa: PLR0913 - one argument for each limit
 
 
 def _problem_without_packs(access: ArchiveAccess, promoted: Promoted) -> str | None:
-    """Return what is wrong if no pack has rows of the partition any more; None if it is archived."""
+    """Return what is wrong if no pack has the partition any more; None if its tail is archived."""
     end = access.partition(promoted.tail.tp).end().next_offset or Offset(0)
     safe = promoted.tail.safe_up_to or Offset(0)
     if end >= safe:
