@@ -34,6 +34,7 @@ from sidetier.leadership.port import (
     ClusterStateSource,
     ConsumerGroupSource,
     LedLogSource,
+    LogOffsetSource,
     RecordDeleter,
     TopicConfigSource,
 )
@@ -547,13 +548,26 @@ def led_log_source(config: Config, identity: MetaProperties) -> LedLogSource | N
     servers = config.broker.bootstrap_servers
     if servers is None or not config.uploader.early.enabled:
         return None
-    from sidetier.leadership.led_logs import KafkaLedLogs  # noqa: PLC0415 - as above
+    from sidetier.leadership.led_logs import SharedLedLogs  # noqa: PLC0415 - as above
+
+    return SharedLedLogs(log_offset_source(config, servers, identity, "uploader.early.topics"))
+
+
+def log_offset_source(
+    config: Config, servers: str, identity: MetaProperties, setting: str
+) -> LogOffsetSource:
+    """Return the client that asks the own broker for offsets; `setting` is what needs it.
+
+    Raises:
+        ConfigurationError: The client does not support a property of `broker.client`.
+    """
+    from sidetier.leadership.log_offsets import KafkaLogOffsets  # noqa: PLC0415 - as above
 
     properties = _client_properties(config)
     try:
-        return KafkaLedLogs(servers, properties, identity.broker_id, identity.cluster_id)
+        return KafkaLogOffsets(servers, properties, identity.broker_id, identity.cluster_id)
     except ConfigurationError as error:
-        raise ConfigurationError(f"uploader.early.topics: {error}") from None
+        raise ConfigurationError(f"{setting}: {error}") from None
 
 
 def tail_writer(
@@ -575,16 +589,11 @@ def tail_writer(
     # Only where a tail is stored.
     from sidetier.archive.inventory.stored_partition import StoredPartition  # noqa: PLC0415
     from sidetier.archive.tail.inventory import TailInventory  # noqa: PLC0415
-    from sidetier.leadership.log_offsets import KafkaLogOffsets  # noqa: PLC0415
     from sidetier.uploader.tail import cleaning, cycle, packs  # noqa: PLC0415
     from sidetier.uploader.tail.board import TailBoard  # noqa: PLC0415
     from sidetier.uploader.tail.writer import TailWriter, on_thread  # noqa: PLC0415
 
-    properties = _client_properties(config)
-    try:
-        source = KafkaLogOffsets(servers, properties, identity.broker_id, identity.cluster_id)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"uploader.tail.interval: {error}") from None
+    source = log_offset_source(config, servers, identity, "uploader.tail.interval")
 
     def place_of(topic: str) -> packs.TailPlace:
         endpoint = archive.provider.endpoint(topic)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from sidetier.leadership.consumer_groups import KafkaConsumerGroups
 from sidetier.leadership.port import RecordDeletion
-from sidetier.leadership.topic_identity import identity_in
+from sidetier.leadership.topic_identity import identity_in, other_cluster
 from sidetier.segments.errors import KafkaApiError, LeadershipError, SidetierError
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 
@@ -72,9 +72,10 @@ class KafkaRecordDeleter(KafkaConsumerGroups):
                 if isinstance(log_end, KafkaApiError):
                     answers[tp] = log_end
                 elif log_end is None or log_end.offset < deletion.end:
+                    reported = "nothing" if log_end is None else log_end.offset
                     answers[tp] = LeadershipError(
                         f"broker {broker} does not confirm that {tp} is committed up to "
-                        f"{deletion.end}: it reports {log_end}"
+                        f"{deletion.end}: it reports {reported}"
                     )
                 else:
                     ends[tp] = deletion.end
@@ -87,17 +88,11 @@ class KafkaRecordDeleter(KafkaConsumerGroups):
     def _of_others(
         self, cluster: "Cluster", deletions: Mapping[TopicPartition, RecordDeletion]
     ) -> dict[TopicPartition, LeadershipError]:
-        """Return the partitions whose log may belong to another cluster or topic, and the reasons.
-
-        Another cluster may have a broker of this id that leads a topic of the same name.
-        """
+        """Return the partitions whose log may belong to another cluster or topic, and why."""
         metadata = cluster.metadata({tp.topic for tp in deletions}, timeout=self._timeout)
-        if metadata.cluster_id is None or metadata.cluster_id != self._cluster_id:
-            error = LeadershipError(
-                f"broker.bootstrap_servers belong to Kafka cluster {metadata.cluster_id}, and the "
-                f"log dirs to {self._cluster_id}"
-            )
-            return dict.fromkeys(deletions, error)
+        other = other_cluster(metadata.cluster_id, self._cluster_id)
+        if other is not None:
+            return dict.fromkeys(deletions, other)
         topic_ids = {tp.topic: identity_in(metadata, tp.topic).topic_id for tp in deletions}
         return {
             tp: LeadershipError(

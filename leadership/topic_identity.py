@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sidetier.leadership.kraft.image import print_uuid
+from sidetier.segments.errors import LeadershipError
 
 if TYPE_CHECKING:
     from sidetier.wire.cluster import Cluster, ClusterMetadata
@@ -49,6 +50,17 @@ def ask_identity(
     if refusal is not None and refusal.code != _UNKNOWN_TOPIC:
         raise refusal
     return identity_in(metadata, topic)
+
+
+def other_cluster(found: str | None, expected: str | None) -> LeadershipError | None:
+    """Return the error if brokers do not belong to the cluster that the log dirs belong to; None if
+    they do. Another cluster may have a broker of the same id that leads a topic of the same name.
+    """
+    if found is not None and found == expected:
+        return None
+    return LeadershipError(
+        f"broker.bootstrap_servers belong to Kafka cluster {found}, and the log dirs to {expected}"
+    )
 
 
 def identity_in(metadata: "ClusterMetadata", topic: str) -> TopicIdentity:

@@ -11,7 +11,11 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from sidetier.segments.errors import KafkaApiError, MalformedResponseError
+from sidetier.segments.errors import (
+    KafkaApiError,
+    MalformedResponseError,
+    UnsupportedVersionError,
+)
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.varints import read_unsigned
 from sidetier.wire.bounds import skip_tagged_fields
@@ -105,7 +109,12 @@ def list_offsets(
         UnsupportedVersionError: The broker is older than Kafka 2.1.
         BrokerError: The broker does not respond, or not in Kafka's protocol.
     """
-    version = connection.version(ApiKey.LIST_OFFSETS, at_least=FIRST_WITH_EPOCHS)
+    try:
+        version = connection.version(ApiKey.LIST_OFFSETS, at_least=FIRST_WITH_EPOCHS)
+    except UnsupportedVersionError as error:
+        raise UnsupportedVersionError(
+            f"{error}: a broker older than Kafka 2.1 does not check leader epochs in ListOffsets"
+        ) from None
     body = question.encode(version, kind)
     connection.send_buffers(ApiKey.LIST_OFFSETS, version, [body], timeout=timeout)
     _, response = connection.receive_body()

@@ -5,13 +5,14 @@ the broker refuses it unless it leads the partition in that epoch (KIP-320).
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from sidetier.segments.errors import KafkaApiError, UnsupportedVersionError
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.wire.cluster import Broker, Cluster
+from sidetier.wire.log_offsets import AnsweredOffset
 from sidetier.wire.protocol import ApiKey, api_error, missing_permission
 from sidetier.wire.requests import LATEST
 
@@ -19,23 +20,14 @@ _CLIENT: Final = -1
 _ANY_ERROR: Final = frozenset(ErrorCode)
 
 
-class LogEnd(NamedTuple):
-    """High watermark of a partition, and the newest leader epoch of the leader's log."""
-
-    offset: Offset
-    leader_epoch: LeaderEpoch
-
-
 def led_log_ends(
     cluster: Cluster,
     broker: BrokerId,
     epochs: Mapping[TopicPartition, LeaderEpoch],
-    *,
-    stable: bool = False,
-) -> dict[TopicPartition, LogEnd | KafkaApiError]:
+) -> dict[TopicPartition, AnsweredOffset | KafkaApiError]:
     """Return the high watermark of each partition, or why the broker does not lead it in its epoch.
 
-    One request, and one attempt. With `stable`, the offset is the last stable one.
+    One request, and one attempt.
 
     Raises:
         UnsupportedVersionError: The broker is older than Kafka 2.1.
@@ -57,7 +49,7 @@ def led_log_ends(
             ApiKey.LIST_OFFSETS,
             tolerate=_ANY_ERROR,
             replica_id=_CLIENT,
-            isolation_level=int(stable),
+            isolation_level=0,
             topics=topics,
         )
     except ValueError as error:  # the broker's version of the request has no leader epoch
@@ -66,7 +58,7 @@ def led_log_ends(
             f"2.1 ({error})"
         ) from error
     return {
-        tp: LogEnd(Offset(answer.offset), LeaderEpoch(getattr(answer, "leader_epoch", -1)))
+        tp: AnsweredOffset(Offset(answer.offset), LeaderEpoch(getattr(answer, "leader_epoch", -1)))
         if answer.error_code is ErrorCode.none
         else _refusal(ApiKey.LIST_OFFSETS, broker, tp, answer.error_code)
         for tp, answer in _answers(response)

@@ -1,7 +1,8 @@
-"""Answers of the own broker about the logs that it leads, with a fake cluster client."""
+"""Answers of the own broker about the logs that it leads, with a fake connection."""
 
+import struct
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from sidetier.leadership import led_logs
-from sidetier.leadership.led_logs import KafkaLedLogs
+from sidetier.leadership.led_logs import SharedLedLogs
+from sidetier.leadership.log_offsets import KafkaLogOffsets
 from sidetier.leadership.port import LedLog
 from sidetier.segments.errors import (
     BrokerUnavailableError,
@@ -20,22 +22,23 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.wire import cluster
-from sidetier.wire.cluster import DEFAULT_TIMEOUT, Broker, Cluster, ClusterMetadata, Route
-from sidetier.wire.protocol import ApiKey, build_request, build_response, encode
+from sidetier.wire.cluster import DEFAULT_TIMEOUT, Cluster, ClusterMetadata
+from sidetier.wire.connection import Buffer
+from sidetier.wire.protocol import ApiKey
 
 TP, OTHER = TopicPartition("t", 3), TopicPartition("t", 4)
 EPOCHS = {TP: LeaderEpoch(7), OTHER: LeaderEpoch(8)}
 
 
 class Answering(Cluster):
-    """Answers ListOffsets: 100 for high watermarks, 90 for last stable offsets."""
+    """Its broker answers 100 for high watermarks, 90 for last stable offsets."""
 
     errors: dict[int, ErrorCode]
     left_out: set[int]
     version: int
     cluster_id: str | None
     hangs_up: int
-    opened: list["Answering"]
+    opened: list["FakeConnection"]
     asked: list[tuple[int, dict[int, int]]]
 
     def metadata(
@@ -43,54 +46,75 @@ class Answering(Cluster):
     ) -> ClusterMetadata:
         del timeout
         assert topics == ()
-        self.opened.append(self)
         return ClusterMetadata(self.cluster_id, BrokerId(1), {}, {}, {})
 
-    def request_once(
-        self,
-        route: Route,
-        api: ApiKey,
-        /,
-        *,
-        tolerate: Collection[ErrorCode] = (),
-        **values: object,
-    ) -> Any:  # noqa: ANN401 - of the real one
-        assert route == Broker(BrokerId(1)), "only the own broker is asked"
-        assert tolerate
-        if type(self).hangs_up:
-            type(self).hangs_up -= 1
+    def connect(self, broker: BrokerId) -> "FakeConnection":  # type: ignore[override]
+        assert broker == 1, "only the own broker is asked"
+        self.opened.append(FakeConnection(type(self)))
+        return self.opened[-1]
+
+
+class FakeConnection:
+    """Takes and answers ListOffsets in version 5, which is not flexible."""
+
+    def __init__(self, answering: type[Answering]) -> None:
+        self.answering = answering
+
+    def version(self, api: ApiKey, *, at_least: int = 0) -> int:
+        assert api is ApiKey.LIST_OFFSETS
+        if self.answering.version < at_least:
+            raise UnsupportedVersionError("an old broker")
+        return self.answering.version
+
+    def send_buffers(
+        self, api: ApiKey, version: int, body: Sequence[Buffer], *, timeout: float | None = None
+    ) -> None:
+        del timeout
+        assert (api, version) == (ApiKey.LIST_OFFSETS, 5)
+        if self.answering.hangs_up:
+            self.answering.hangs_up -= 1
             raise BrokerUnavailableError("connection reset")
-        request: Any = build_request(api, self.version, **values)
-        encode(request)
-        [topic] = request.topics
-        epochs = {p.partition_index: p.current_leader_epoch for p in topic.partitions}
-        self.asked.append((request.isolation_level, epochs))
-        partitions = [
-            {
-                "partition_index": number,
-                "error_code": self.errors.get(number, ErrorCode.none),
-                "offset": 90 if request.isolation_level else 100,
-                "timestamp": None,
-                "leader_epoch": epoch,
-            }
+        data = b"".join(body)
+        _, isolation, topics, length = struct.unpack_from(">ibih", data)
+        assert (topics, data[11 : 11 + length]) == (1, b"t")
+        rows = struct.iter_unpack(">iiq", data[11 + length + 4 :])
+        self.answering.asked.append((isolation, {number: epoch for number, epoch, _ in rows}))
+
+    def receive_body(self) -> tuple[int, memoryview]:
+        isolation, epochs = self.answering.asked[-1]
+        rows = [
+            struct.pack(
+                ">ihqqi",
+                number,
+                self.answering.errors.get(number, ErrorCode.none).value,
+                -1,
+                90 if isolation else 100,
+                epoch,
+            )
             for number, epoch in epochs.items()
-            if number not in self.left_out
+            if number not in self.answering.left_out
         ]
-        topics = [{"name": topic.name, "partitions": partitions}]
-        return build_response(api, self.version, throttle_time=0, topics=topics)
+        return 5, memoryview(struct.pack(">iih1si", 0, 1, 1, b"t", len(rows)) + b"".join(rows))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    interrupt = close
 
 
 @pytest.fixture
 def answering(monkeypatch: pytest.MonkeyPatch) -> type[Answering]:
     monkeypatch.setattr(cluster, "Cluster", Answering)
-    Answering.errors, Answering.left_out, Answering.version = {}, set(), 7
+    Answering.errors, Answering.left_out, Answering.version = {}, set(), 5
     Answering.cluster_id, Answering.hangs_up = "K", 0
     Answering.opened, Answering.asked = [], []
     return Answering
 
 
-def source(clock: "FakeClock | None" = None) -> KafkaLedLogs:
-    return KafkaLedLogs("broker:9092", {}, BrokerId(1), "K", clock=clock or FakeClock())
+def source(clock: "FakeClock | None" = None) -> SharedLedLogs:
+    clock = clock or FakeClock()
+    asker = KafkaLogOffsets("broker:9092", {}, BrokerId(1), "K", clock=clock)
+    return SharedLedLogs(asker, clock)
 
 
 class FakeClock:
@@ -148,9 +172,8 @@ def test_connection_that_was_idle_is_opened_again(answering: type[Answering]) ->
     assert len(led.led_logs(EPOCHS)) == 2
 
 
-def test_broker_that_hangs_holds_one_caller(
-    answering: type[Answering], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("answering")
+def test_broker_that_hangs_holds_one_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others get its error, and it is not asked twice."""
     led = source(clock := FakeClock())
     led.led_logs(EPOCHS)
@@ -161,7 +184,7 @@ def test_broker_that_hangs_holds_one_caller(
         clock.now += 10.0
         raise BrokerUnavailableError("no response within 10 s")
 
-    monkeypatch.setattr(answering, "request_once", hang)
+    monkeypatch.setattr(FakeConnection, "send_buffers", hang)
     for _ in range(5):
         with pytest.raises(BrokerUnavailableError, match="no response"):
             led.led_logs(EPOCHS, stable=False)
@@ -169,22 +192,21 @@ def test_broker_that_hangs_holds_one_caller(
     monkeypatch.undo()
 
 
-def test_callers_give_up_while_one_request_takes_long(
-    answering: type[Answering], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("answering")
+def test_callers_give_up_while_one_request_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise each upload thread that has a part would wait for the timeout."""
     monkeypatch.setattr(led_logs, "_LONGEST_WAIT", 0.02)
     led = source(clock := FakeClock())
     led.led_logs(EPOCHS)
     asks, answers = threading.Event(), threading.Event()
-    request = answering.request_once
+    send = FakeConnection.send_buffers
 
     def slow(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         asks.set()
         assert answers.wait(10)
-        return request(*args, **kwargs)
+        return send(*args, **kwargs)
 
-    monkeypatch.setattr(answering, "request_once", slow)
+    monkeypatch.setattr(FakeConnection, "send_buffers", slow)
     with ThreadPoolExecutor(2) as threads:
         hangs = threads.submit(led.led_logs, EPOCHS)
         assert asks.wait(10)
@@ -214,4 +236,4 @@ def test_old_broker_and_closed_source_are_errors(answering: type[Answering]) -> 
 def test_unsupported_login_is_refused() -> None:
     properties = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "GSSAPI"}
     with pytest.raises(ConfigurationError, match=r"sasl\.mechanism is GSSAPI"):
-        KafkaLedLogs("broker:9092", properties, BrokerId(1), "K")
+        KafkaLogOffsets("broker:9092", properties, BrokerId(1), "K")
