@@ -123,7 +123,7 @@ class PartitionArchive:
 
     def moved(self, log: StoredLog, offset: Offset) -> SidetierError | None:  # noqa: ARG002 - see `TailedArchive`
         """Return the error for an offset that was in a segment, and is above the end now; None if
-        the segment was committed no more.
+        the segment is not committed any more.
         """
         return None
 
@@ -199,8 +199,6 @@ class PartitionArchive:
         """Return the offset after the last one of a segment, from the segment's bytes. Raises
         StorageError.
         """
-        if isinstance(log, PackedLog):
-            return log.end
         with self._guard:
             return self._end_of(log)
 
@@ -227,8 +225,6 @@ class PartitionArchive:
             None if it is not recorded, or if another version is stored now. No request for a
             segment of Pinterest's uploader.
         """
-        if isinstance(log, PackedLog):
-            return log.max_timestamp
         view = None if self._latest is None else self._latest.view
         if view is not None and view.is_pinterest:
             return None

@@ -36,11 +36,10 @@ from sidetier.segments.errors import ArchiveConflictError, SidetierError
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import ObjectPart
 
-log: Final = structlog.get_logger()
-
 if TYPE_CHECKING:
     from sidetier.storage.settings import StorageEndpoint
 
+log: Final = structlog.get_logger()
 _ROUNDING: Final = 1e-6
 
 
@@ -352,6 +351,20 @@ class TailedArchive(PartitionArchive):
             part = ArchivedPart(archived.end, super().epochs(), topic_id, self.gaps())
             self._archived = archived.etag, part
         return self._archived[1]
+
+
+def open_partition(
+    tp: TopicPartition,
+    archive: ArchiveAccess,
+    settings_check: SettingsCheck,
+    clock: Callable[[], float],
+    tails: SharedTails | None = None,
+    extract: Extract | None = None,
+) -> PartitionArchive:
+    """Return the archive of a partition; with `tails`, followed by its tail."""
+    if tails is None:
+        return PartitionArchive(tp, archive, settings_check, clock, extract)
+    return TailedArchive(tp, archive, settings_check, clock, tails, extract)
 
 
 def _first_lost(seen: _Seen, epochs: EpochHistory, merged: MergedTail) -> Offset | None:

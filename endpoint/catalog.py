@@ -21,7 +21,7 @@ from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.settings_check import SettingsCheck
-from sidetier.archive.tailed_archive import SharedTails, TailedArchive
+from sidetier.archive.tailed_archive import SharedTails, open_partition
 from sidetier.archive.topics import cluster_prefixes, numbers_by_topic, stored_partitions
 from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import SegmentBytes
@@ -488,8 +488,7 @@ class Catalog:
     ) -> Partition:
         partition = known.get(tp)
         if partition is None:
-            given = tp, self._archive, self._settings_check, self._clock
-            archive = PartitionArchive(*given) if tails is None else TailedArchive(*given, tails)
+            archive = open_partition(tp, self._archive, self._settings_check, self._clock, tails)
             made = Partition(archive, self._bytes, self._settings)
             partition = known.setdefault(tp, made)  # atomic: another thread may be first
         return partition

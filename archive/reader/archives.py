@@ -11,7 +11,7 @@ from sidetier.archive.partition_archive import ArchiveBounds, PartitionArchive
 from sidetier.archive.reader.source import ArchiveSource, Bound
 from sidetier.archive.segment_bytes import BufferPool, MemoryBudget
 from sidetier.archive.settings_check import SettingsCheck
-from sidetier.archive.tailed_archive import SharedTails, TailedArchive
+from sidetier.archive.tailed_archive import SharedTails, open_partition
 from sidetier.archive.view import Extract
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
@@ -67,10 +67,9 @@ class OpenArchives:
             self._archives[tp] = self._open(tp, extract)
 
     def _open(self, tp: TopicPartition, extract: Extract | None = None) -> PartitionArchive:
-        access, check, clock = self._access, self._settings_check, self._clock
-        if self._tails is None:
-            return PartitionArchive(tp, access, check, clock, extract)
-        return TailedArchive(tp, access, check, clock, self._tails, extract)
+        return open_partition(
+            tp, self._access, self._settings_check, self._clock, self._tails, extract
+        )
 
     def partitions_with_tail(self, topic: str) -> frozenset[int]:
         """Return the partitions of a topic of which packs have records; none if packs are not read.

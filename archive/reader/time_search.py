@@ -88,9 +88,7 @@ class SegmentTimes:
         Raises:
             StorageError: As `RemoteStorage` says.
         """
-        if isinstance(log, PackedLog):
-            return log.max_timestamp
-        known = self.known.get(log.version)
+        known = self._known(log)
         if known is None:
             noted = self.noted(log)
             known = self.known[log.version] = self._ask_last(log) if noted is None else noted
@@ -107,9 +105,11 @@ class SegmentTimes:
         before, behind = (0, None) if entries is None else relatives_of(entries, timestamp)
         return log.base_offset + before, None if behind is None else log.base_offset + behind
 
+    def _known(self, log: StoredLog) -> int | None:
+        return log.max_timestamp if isinstance(log, PackedLog) else self.known.get(log.version)
+
     def _largest(self, logs: tuple[StoredLog, ...], total: int) -> list[int]:
-        archived = (log for log in logs if not isinstance(log, PackedLog))
-        unknown = [log for log in archived if log.version not in self.known]
+        unknown = [log for log in logs if self._known(log) is None]
         if total == 1 and unknown:
             return [_UNKNOWN]  # it is searched in any case
         if len(unknown) == 1:
@@ -118,10 +118,7 @@ class SegmentTimes:
             with ThreadPoolExecutor(len(unknown), "archive-times") as helpers:
                 for log, largest in zip(unknown, helpers.map(self._ask, unknown), strict=True):
                     self.known[log.version] = largest
-        return [
-            log.max_timestamp if isinstance(log, PackedLog) else self.known[log.version]
-            for log in logs
-        ]
+        return [largest for largest in map(self._known, logs) if largest is not None]
 
     def _ask(self, log: StoredLog) -> int:
         noted = self.noted(log)

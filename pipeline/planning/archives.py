@@ -19,7 +19,7 @@ from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.reader.source import ArchiveSource
 from sidetier.archive.reader.time_search import Largest, SegmentTimes, TimeSearch
 from sidetier.archive.settings_check import SettingsCheck
-from sidetier.archive.tailed_archive import SharedTails, TailedArchive
+from sidetier.archive.tailed_archive import SharedTails, open_partition
 from sidetier.archive.view import ArchiveView
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.planning.request_pool import RequestPool
@@ -64,11 +64,8 @@ class Archives:
         """Return the archive of one partition."""
         with self._guard:
             if tp not in self._known:
-                given = tp, self.access, self.settings_check, self.clock
-                self._known[tp] = (
-                    PartitionArchive(*given)
-                    if self.tails is None
-                    else TailedArchive(*given, self.tails)
+                self._known[tp] = open_partition(
+                    tp, self.access, self.settings_check, self.clock, self.tails
                 )
             return self._known[tp]
 
