@@ -401,9 +401,7 @@ def _with_tail(archived: ArchiveView | None, tail: _Tail, where: str) -> Archive
 
 
 def _as_segment(part: TailSlice) -> PackedLog:
-    pack, row = part.source.pack, part.source.row
-    if pack is None:
-        raise ValueError(f"{row.tp}: a row that is not stored yet")
+    pack, row = part.source.stored_in, part.source.row
     name = f"{pack.key}, bytes {row.position} to {row.position + row.size}"
     transactions = None
     if (part.start, part.end) == (row.start, row.end):

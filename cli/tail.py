@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from sidetier.archive.access import ArchiveAccess
-from sidetier.archive.tail.merge import PackRef
 from sidetier.archive.tail.survey import BrokerTail, PartitionTail, TailSurvey
 from sidetier.cli import exits
 from sidetier.cli.arguments import age_text, most_lines, size_text
@@ -133,14 +132,10 @@ def _notes(tail: PartitionTail) -> list[str]:
     if tail.gap is not None:
         notes.append(f"offsets {range_text(*tail.gap)} are lost: no pack has them")
     notes += [
-        f"offsets {range_text(*out.offsets)} of {_pack(out.source.pack)} are not used: {out.text}"
+        f"offsets {range_text(*out.offsets)} of {out.source.stored_in.key} are not used: {out.text}"
         for out in tail.not_read
     ]
     return notes
-
-
-def _pack(pack: PackRef | None) -> str:
-    return "a row" if pack is None else pack.key
 
 
 def _broker_fields(broker: BrokerTail, now: float) -> dict[str, Any]:

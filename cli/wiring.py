@@ -613,7 +613,6 @@ def tail_writer(
             place.store,
             place.layout,
             concurrency=_TAIL_READERS,
-            max_cached_rows=0,
             refuses_plain=lambda topic: archive.provider.endpoint(topic).refuses_plain(topic),
         )
         return inventories.setdefault(id(place.store), made)

@@ -11,7 +11,6 @@ offset, and may end elsewhere: it empties them, and replaces the other files. A 
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Final, NamedTuple
@@ -22,11 +21,9 @@ from sidetier.config.uploader import EarlyConfig, EarlyLimits
 from sidetier.leadership.port import LedLog, LedLogSource
 from sidetier.segments.errors import (
     BrokerError,
-    DamagedSegmentError,
     LeadershipError,
     SidetierError,
 )
-from sidetier.segments.headers import BatchHeader, walk_headers
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
@@ -37,7 +34,7 @@ from sidetier.uploader.periodic import PeriodicTask
 from sidetier.uploader.state.events import EarlyFailed, EarlyFound, EarlySearched
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors, describe
-from sidetier.uploader.watching.disk import BatchPosition, LogFile, topic_id_in
+from sidetier.uploader.watching.disk import BatchPosition, LogFile, WholeBatches, topic_id_in
 from sidetier.uploader.workers import WorkerPool
 
 log: Final = structlog.get_logger()
@@ -167,13 +164,7 @@ def find_range(wanted: EarlyWanted, led: LedLog) -> CommittedRange | Searched | 
         if known is None or known.file != file:
             begin = Offset(wanted.segment)
             known = BatchPosition(wanted.segment, file, wanted.leader_epoch, begin, 0)
-        batches = _written(
-            walk_headers(
-                lambda at, length: os.pread(descriptor, length, at),
-                status.st_size,
-                start=known.position,
-            )
-        )
+        batches = iter(WholeBatches(descriptor, status.st_size, known.position))
         for at, header in islice(batches, _MAX_SEARCHED):
             if header.next_offset > wanted.start:
                 batches = chain([(at, header)], batches)
@@ -187,16 +178,6 @@ def find_range(wanted: EarlyWanted, led: LedLog) -> CommittedRange | Searched | 
         return Searched(known, goes_on=next(batches, None) is not None)
     finally:
         os.close(descriptor)
-
-
-def _written(batches: Iterator[tuple[int, BatchHeader]]) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield batches up to the first that is not whole.
-
-    While a broker rolls a preallocated segment, zeros may be read below the high watermark. Real
-    damage shows when the segment closes.
-    """
-    with suppress(DamagedSegmentError):
-        yield from batches
 
 
 class EarlySegments:

@@ -392,8 +392,7 @@ class _Run:
                     data = spool.read(min(left, _COPY_BYTES))
                     file.write(data)
                     left -= len(data)
-        packs = (piece.part.source.pack for piece in part)
-        newest_ms = max(pack.modified_ms for pack in packs if pack is not None)
+        newest_ms = max(piece.part.source.stored_in.modified_ms for piece in part)
         os.utime(log, ns=(newest_ms * 1_000_000, newest_ms * 1_000_000))
 
 
@@ -418,14 +417,11 @@ def _leader(
     A claim does not count: a wrong one would make the sidecars of all later leaders stand down for
     ever. A sidecar of a later leader is not overwritten: `ArchiveWriter` refuses.
     """
-    pack = last.source.pack
-    if pack is None:
-        raise ValueError(f"{tail.tp}: a row that is not stored yet")
     known = [epoch for epoch, _ in merged.epochs.up_to(last.end).entries[-1:]]
     if tail.watermark is not None:
         known.append(tail.watermark.leader_epoch)
     known += _unfinished(archive, tail.watermark, merged.topic_id)
-    return Leader(pack.broker, LeaderEpoch(max(known)), merged.topic_id)
+    return Leader(last.source.stored_in.broker, LeaderEpoch(max(known)), merged.topic_id)
 
 
 def _unfinished(

@@ -6,8 +6,8 @@ it; with encryption keys one more, for the header of the encrypted format).
 
 Packs never change: their rows, or at least the partitions that they have rows of, are kept by key
 and etag. So to read the rows of some partitions again, only new packs are requested, and those that
-have such rows. The index object is read before the listing: a pack that cleaning has written since
-is then live by its number.
+have such rows. The index object is read before the listing: it cannot name a pack that cleaning has
+written since as dropped, so that one is live.
 """
 
 import threading
@@ -19,7 +19,14 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sidetier.archive.objects.tail_index import StoredTailIndex, read_tail_index
-from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow, PackRef, merge
+from sidetier.archive.tail.merge import (
+    NEVER_MS,
+    ArchivedPart,
+    MergedTail,
+    PackedRow,
+    PackRef,
+    merge,
+)
 from sidetier.archive.tail.pack import PackIndex, TailRow, decode_footer, decode_index
 from sidetier.segments.errors import (
     ArchiveConflictError,
@@ -43,7 +50,6 @@ _SEALED_HEADER: Final = 2048
 _SEALED_SHARE: Final = 4096
 """Encryption adds a header, and less than one byte for this number of bytes."""
 _READINGS: Final = 4
-_NEVER_MS: Final = 1 << 62
 PACK_GONE: Final = (ObjectNotFoundError, PreconditionFailedError)
 """The pack was deleted since it was listed."""
 
@@ -174,7 +180,6 @@ class TailInventory:
         store: The store.
         layout: How keys are made.
         concurrency: Maximum number of requests at the same time.
-        max_cached_rows: Maximum number of rows of single packs that are kept (`rows`).
         max_known_partitions: Maximum number of partitions that are remembered of all packs, in
             place of their rows; 4 bytes each.
         refuses_plain: Whether records of this topic are not read from a pack that is not encrypted
@@ -187,7 +192,6 @@ class TailInventory:
         layout: ArchiveLayout,
         *,
         concurrency: int = 16,
-        max_cached_rows: int = 200_000,
         max_known_partitions: int = 4_000_000,
         refuses_plain: Callable[[str], bool] = lambda _: False,
     ) -> None:
@@ -195,7 +199,6 @@ class TailInventory:
         self._layout = layout
         self._concurrency = concurrency
         self._refuses_plain = refuses_plain
-        self._cache = Lru[tuple[str, str], tuple[TailRow, ...]](max_cached_rows, len)
         self._kept: Mapping[tuple[str, str], tuple[TailRow, ...]] = {}
         self._known = _KnownPartitions(max_known_partitions)
         self._has_key = False
@@ -211,14 +214,6 @@ class TailInventory:
         found = (parse_tail_directory(d, prefix) for d in self._store.list_directories(prefix))
         return sorted(broker for broker in found if broker is not None)
 
-    def packs(self, broker: BrokerId) -> list[PackRef]:
-        """List the live packs of a broker, by number.
-
-        Raises:
-            MalformedObjectError: Its index object does not parse.
-        """
-        return self._live(broker, read_tail_index(self._store, self._layout, broker)).packs
-
     def rows(self, pack: PackRef) -> tuple[TailRow, ...]:
         """Read the rows of a pack, or take them from the kept ones.
 
@@ -227,9 +222,7 @@ class TailInventory:
             MalformedObjectError: It is damaged, or was written by a newer version.
         """
         found = self._kept.get((pack.key, pack.etag))
-        if found is not None:
-            return found
-        return self._cache.get_or((pack.key, pack.etag), lambda: self._read_rows(pack, None))
+        return self._read_rows(pack, None) if found is None else found
 
     def read(
         self,
@@ -315,7 +308,7 @@ class TailInventory:
         self, pack: PackRef, wanted: frozenset[TopicPartition] | None
     ) -> _Found | SidetierError:
         """Read the wanted rows of a pack, or return why one pack cannot be read."""
-        cached = self._kept.get((pack.key, pack.etag)) or self._cache.get((pack.key, pack.etag))
+        cached = self._kept.get((pack.key, pack.etag))
         try:
             if cached is not None or wanted is None:
                 rows = self._read_rows(pack, None) if cached is None else cached
@@ -384,5 +377,5 @@ def _missing(
     """Return a pack that is not stored; it was stored before the next one of the broker."""
     later = (pack.modified_ms for pack in packs if pack.number > number)
     return PackRef(
-        broker, number, layout.tail_pack_key(broker, number), "", 0, next(later, _NEVER_MS)
+        broker, number, layout.tail_pack_key(broker, number), "", 0, next(later, NEVER_MS)
     )

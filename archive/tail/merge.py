@@ -76,6 +76,17 @@ class PackedRow(NamedTuple):
     row: TailRow
 
     @property
+    def stored_in(self) -> PackRef:
+        """The pack.
+
+        Raises:
+            ValueError: The row is not stored yet.
+        """
+        if self.pack is None:
+            raise ValueError(f"{self.row.tp}: a row that is not stored yet")
+        return self.pack
+
+    @property
     def place(self) -> tuple[str, int, int, int]:
         """What identifies the row among those of its partition."""
         key = "" if self.pack is None else self.pack.key
@@ -85,11 +96,11 @@ class PackedRow(NamedTuple):
     def first_stored_ms(self) -> int:
         """When its records were stored first, in ms since 1970. Cleaning may have copied them."""
         if self.pack is None:
-            return _NEVER_MS
+            return NEVER_MS
         return self.row.first_stored_ms or self.pack.modified_ms
 
 
-_NEVER_MS: Final = 1 << 62
+NEVER_MS: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,17 +206,6 @@ class MergedTail:
     basis: tuple[PackedRow, ...]
     gap: OffsetRange | None
     unread: str | None = None
-
-    @property
-    def last_stable(self) -> Offset | None:
-        """Last stable offset of the tail: at most `end`. None for an empty tail, and if only a part
-        of the last row is in the tail: readers then find it in the markers.
-        """
-        if not self.slices or self.slices[-1].end != self.slices[-1].source.row.end:
-            return None
-        row = self.slices[-1].source.row
-        # The broker's answer, too: it also knows transactions that began below what was stored.
-        return min(self.end, row.last_stable, *(each.first_offset for each in row.open))
 
     @property
     def newest_ms(self) -> int | None:

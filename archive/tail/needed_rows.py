@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sidetier.archive.tail.merge import ArchivedPart, is_cut, replaced
-from sidetier.archive.tail.pack import TailRow
-from sidetier.segments.offsets import LeaderEpoch, Offset, OffsetRange, TopicPartition
+from sidetier.archive.tail.pack import LeaderKey, TailRow
+from sidetier.segments.offsets import Offset, OffsetRange
 
 
 class Need(StrEnum):
@@ -57,10 +57,6 @@ def _is_in_gap(row: TailRow, archived: ArchivedPart) -> bool:
     )
 
 
-_LeaderKey = tuple[TopicPartition, str, LeaderEpoch]
-"""Partition, topic id and leader epoch of rows."""
-
-
 @dataclass(slots=True)
 class Kept:
     """The ranges that are kept, to find those that other packs have, too.
@@ -70,15 +66,15 @@ class Kept:
     newest pack comes first: what is sent again includes what was sent before.
     """
 
-    _ranges: dict[_LeaderKey, list[OffsetRange]] = field(default_factory=dict)
-    _rows: dict[_LeaderKey, "array[int]"] = field(default_factory=dict)
+    _ranges: dict[LeaderKey, list[OffsetRange]] = field(default_factory=dict)
+    _rows: dict[LeaderKey, "array[int]"] = field(default_factory=dict)
     """Start, end, size and checksum of each row."""
 
     def add(self, row: TailRow) -> bool:
         """Note that a row is kept. Return whether it is needed: not if others have all of it."""
         if row.is_claim:
             return True
-        key = row.tp, row.topic_id, row.leader_epoch
+        key = row.leader_key
         known = self._ranges.setdefault(key, [])
         start, end, apart = row.start, row.end, list[OffsetRange]()
         rows = self._rows.setdefault(key, array("q"))

@@ -91,6 +91,10 @@ _TOPIC_ID_BYTES: Final = 22
 Bytes = bytes | bytearray | memoryview
 
 
+LeaderKey = tuple[TopicPartition, str, LeaderEpoch]
+"""Partition, topic id and leader epoch of rows."""
+
+
 class TailRow(NamedTuple):
     """One row of a pack's index: a range of one partition, or a claim.
 
@@ -143,9 +147,14 @@ class TailRow(NamedTuple):
         return self.epochs.entries[-1][0]
 
     @property
-    def epoch_start(self) -> Offset:
-        """Start offset of `leader_epoch`."""
-        return self.epochs.entries[-1][1]
+    def leader_key(self) -> LeaderKey:
+        """Identifies the log that the row is from: its leader in one epoch."""
+        return self.tp, self.topic_id, self.leader_epoch
+
+    @property
+    def log_order(self) -> tuple[LeaderKey, Offset, Offset]:
+        """Sort key: rows of one leader together, in the order of its log."""
+        return self.leader_key, self.start, self.end
 
     @property
     def last_epoch(self) -> LeaderEpoch | None:
@@ -415,13 +424,6 @@ def decode_index(
         return _decode_rows(index, footer, wanted)
     except _FieldError as error:
         raise MalformedObjectError(f"{key}: {error}") from None
-
-
-def decode_pack(data: Bytes, key: str) -> tuple[TailRow, ...]:
-    """Parse footer and index of a whole pack. Raises as `decode_index`."""
-    footer = decode_footer(data, len(data), key)
-    index = data[footer.position : footer.position + footer.length]
-    return decode_index(index, footer, key).rows
 
 
 class TailBatch(NamedTuple):

@@ -6,14 +6,12 @@ offsets and epoch, their batches must be equal.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from sidetier.archive.errors import TailMovedError, UnreadTailError
 from sidetier.archive.read_in_order import in_order
-from sidetier.archive.tail.inventory import PACK_GONE, TailInventory
-from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow, PackRef, TailSlice
+from sidetier.archive.tail.merge import MergedTail, PackedRow, PackRef, TailSlice
 from sidetier.archive.tail.pack import TailBatch, TailRow, check_range, split_range
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
@@ -23,8 +21,6 @@ from sidetier.storage.ranges import read_range
 REQUEST_BYTES: Final = 8 << 20
 _MAX_UNUSED: Final = 1 << 20
 """Bytes between two ranges that are read in vain rather than with another request."""
-_LISTINGS: Final = 4
-"""Listings after which a reader that comes no further gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +41,6 @@ class SliceBatches:
     batches: tuple[TailBatch, ...]
 
 
-def read_tail(
-    store: RemoteStorage,
-    tail: MergedTail,
-    *,
-    concurrency: int = 4,
-    request_bytes: int = REQUEST_BYTES,
-) -> Iterator[TailBatch]:
-    """Yield the batches of one partition's tail, in order of offsets.
-
-    Raises:
-        ObjectNotFoundError, PreconditionFailedError: A pack was deleted. `read_partition` goes on.
-        ChecksumMismatchError, MalformedObjectError: A pack is damaged.
-        ArchiveConflictError: Two packs have different bytes for the same offset and epoch.
-    """
-    wanted = [_Wanted(part.source.row.tp, number, part) for number, part in enumerate(tail.slices)]
-    for part in _read(
-        store, wanted, {wanted[0].tp: tail} if wanted else {}, concurrency, request_bytes
-    ):
-        yield from part.batches
-
-
 def read_tails(
     store: RemoteStorage,
     tails: Mapping[TopicPartition, MergedTail],
@@ -77,7 +52,12 @@ def read_tails(
     once, in ranges of up to `request_bytes`, or one row.
 
     Slices of one partition can come in another order than their offsets. At most `concurrency`
-    ranges are in memory. Raises as `read_tail`.
+    ranges are in memory.
+
+    Raises:
+        ObjectNotFoundError, PreconditionFailedError: A pack was deleted.
+        ChecksumMismatchError, MalformedObjectError: A pack is damaged.
+        ArchiveConflictError: Two packs have different bytes for the same offset and epoch.
     """
     wanted = [
         _Wanted(tp, number, part)
@@ -85,63 +65,25 @@ def read_tails(
         for number, part in enumerate(tail.slices)
     ]
     wanted.sort(key=_place_of)
-    yield from _read(store, wanted, tails, concurrency, request_bytes)
+    overlaps = {tp: _Overlaps(tail) for tp, tail in tails.items()}
 
+    def read(request: _Request) -> tuple[_Request, bytes]:
+        pack, start, end, _ = request
+        return request, read_range(store, pack.key, start, end, condition=IfMatch(pack.etag))
 
-def read_partition(
-    inventory: TailInventory,
-    tp: TopicPartition,
-    archived_now: Callable[[], ArchivedPart],
-    begin: Offset | None = None,
-) -> Iterator[TailBatch]:
-    """Yield the batches of one partition's tail. If cleaning deletes a pack meanwhile, list the
-    packs again, and go on at the offset that was reached.
-
-    Args:
-        inventory: The packs.
-        tp: The partition.
-        archived_now: Reads what is archived. It is called after the packs were read: cleaning drops
-            rows as soon as the archive has them, so an older answer would leave a gap.
-        begin: Where the caller wants to begin, usually the archive end offset that it has reached;
-            None to begin with the tail.
-
-    Raises:
-        TailMovedError: The next records were archived meanwhile, or are gone. Read the archive from
-            the offset that was reached, and then call again.
-        UnreadTailError: A pack cannot be read that may show that the records are stale.
-        ChecksumMismatchError, MalformedObjectError, ArchiveConflictError: As `read_tail`.
-        ObjectNotFoundError, PreconditionFailedError: Packs were deleted after each listing.
-    """
-    reached, promised, tries = begin, Offset(0), 0
-    while True:
-        contents = inventory.read(partitions=[tp])
-        tail = contents.merged(tp, archived_now())
-        _check_reaches(tail, tp, reached, promised)
-        promised = tail.end
-        try:
-            for batch in read_tail(inventory.store, tail):
-                if reached is None or batch.header.next_offset > reached:
-                    yield batch
-                    reached, tries = batch.header.next_offset, 0
-        except PACK_GONE:
-            reached = tail.start if reached is None else reached
-            tries += 1
-            if tries == _LISTINGS:
-                raise
-        else:
-            return
-
-
-def _check_reaches(
-    tail: MergedTail, tp: TopicPartition, reached: Offset | None, promised: Offset
-) -> None:
-    if tail.unread is not None:
-        raise UnreadTailError(f"{tp}: {tail.unread}")
-    if reached is not None and (tail.start > reached or tail.end < max(promised, reached)):
-        raise TailMovedError(
-            f"{tp}: the tail had the offsets from {reached} up to {max(promised, reached)}, and "
-            f"has [{tail.start}, {tail.end}) now: read the archive from {reached} on"
-        )
+    for request, data in in_order(read, _requests(wanted, request_bytes), concurrency):
+        view = memoryview(data)
+        for tp, number, part in request.wanted:
+            row = part.source.row
+            at = row.position - request.start
+            batches = list(split_range(row, view[at : at + row.size], request.pack.key))
+            overlaps[tp].compare(batches, request.pack.key)
+            taken = tuple(
+                batch
+                for batch in batches
+                if batch.header.next_offset > part.start and batch.header.base_offset < part.end
+            )
+            yield SliceBatches(tp, number, part, taken)
 
 
 def read_rows(store: RemoteStorage, rows: Iterable[PackedRow]) -> Iterator[tuple[PackedRow, bytes]]:
@@ -172,11 +114,8 @@ class _Wanted(NamedTuple):
 
     @property
     def pack(self) -> PackRef:
-        """The pack. A row that is not stored yet is not read."""
-        pack = self.slice.source.pack
-        if pack is None:
-            raise ValueError(f"{self.tp}: a row that is not stored yet")
-        return pack
+        """The pack."""
+        return self.slice.source.stored_in
 
 
 def _place_of(wanted: _Wanted) -> tuple[str, int]:
@@ -212,34 +151,6 @@ def _requests(wanted: Iterable[_Wanted], max_bytes: int) -> Iterator[_Request]:
         request = _Request(each.pack, row.position, end, [each])
     if request is not None:
         yield request
-
-
-def _read(
-    store: RemoteStorage,
-    wanted: Iterable[_Wanted],
-    tails: Mapping[TopicPartition, MergedTail],
-    concurrency: int,
-    request_bytes: int,
-) -> Iterator[SliceBatches]:
-    overlaps = {tp: _Overlaps(tail) for tp, tail in tails.items()}
-
-    def read(request: _Request) -> tuple[_Request, bytes]:
-        pack, start, end, _ = request
-        return request, read_range(store, pack.key, start, end, condition=IfMatch(pack.etag))
-
-    for request, data in in_order(read, _requests(wanted, request_bytes), concurrency):
-        view = memoryview(data)
-        for tp, number, part in request.wanted:
-            row = part.source.row
-            at = row.position - request.start
-            batches = list(split_range(row, view[at : at + row.size], request.pack.key))
-            overlaps[tp].compare(batches, request.pack.key)
-            taken = tuple(
-                batch
-                for batch in batches
-                if batch.header.next_offset > part.start and batch.header.base_offset < part.end
-            )
-            yield SliceBatches(tp, number, part, taken)
 
 
 class _Overlaps:

@@ -1,9 +1,19 @@
 """Tail packs of handmade batches."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sidetier.archive.tail.pack import PackBuilder, TailRow, claim, epochs_from
+from sidetier.archive.tail.merge import MergedTail
+from sidetier.archive.tail.pack import (
+    PackBuilder,
+    TailBatch,
+    TailRow,
+    claim,
+    decode_footer,
+    decode_index,
+    epochs_from,
+)
+from sidetier.archive.tail.read import read_tails
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
@@ -32,6 +42,30 @@ def log(epochs: EpochHistory, start: int, end: int, payload: bytes = b"") -> lis
         )
         for base in range(start, end, 2)
     ]
+
+
+def decode_pack(data: bytes, key: str) -> tuple[TailRow, ...]:
+    """Parse footer and index of a whole pack. Raises as `decode_index`."""
+    footer = decode_footer(data, len(data), key)
+    index = data[footer.position : footer.position + footer.length]
+    return decode_index(index, footer, key).rows
+
+
+def read_tail(store: RemoteStorage, tail: MergedTail) -> Sequence[TailBatch]:
+    """Return the batches of one partition's tail, in order of offsets. Raises as `read_tails`."""
+    tps = {part.source.row.tp for part in tail.slices}
+    parts = sorted(read_tails(store, dict.fromkeys(tps, tail)), key=lambda part: part.number)
+    return [batch for part in parts for batch in part.batches]
+
+
+def last_stable(tail: MergedTail) -> Offset | None:
+    """Last stable offset of a tail, by its last row: at most its end. None for an empty tail, and
+    if only a part of the last row is in the tail.
+    """
+    if not tail.slices or tail.slices[-1].end != tail.slices[-1].source.row.end:
+        return None
+    row = tail.slices[-1].source.row
+    return min(tail.end, row.last_stable, *(each.first_offset for each in row.open))
 
 
 @dataclass

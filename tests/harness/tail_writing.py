@@ -7,8 +7,7 @@ from pathlib import Path
 
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackRef
-from sidetier.archive.tail.pack import TailRow, decode_pack
-from sidetier.archive.tail.read import read_tail
+from sidetier.archive.tail.pack import TailRow
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import BrokerUnavailableError, LeadershipError, SidetierError
 from sidetier.segments.headers import CONTROL, FIELD_AT, TRANSACTIONAL
@@ -22,6 +21,7 @@ from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
 from tests.harness.batches import make_batch, with_crc
 from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import LogDir, PartitionLog, encode_record, record_batch
+from tests.harness.tail_packs import decode_pack, read_tail
 
 BROKER = BrokerId(1)
 

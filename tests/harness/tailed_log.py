@@ -141,6 +141,16 @@ def mixed_log(store: RemoteStorage | None = None) -> TailedLog:
     return log
 
 
+def tailed(store: RemoteStorage | None = None) -> TailedLog:
+    """A mixed log whose tail is in packs of two brokers."""
+    log = mixed_log(store)
+    log.archived(0, 5, 12)
+    log.pack(1, 0, (5, 14))
+    log.pack(1, 1, (14, 18), (18, 19))
+    log.pack(2, 0, (14, 18), (19, log.next_offset))
+    return log
+
+
 def borders(log: TailedLog) -> Sequence[int]:
     """The offsets between its batches."""
     return [batch.first for batch in log.batches] + [log.next_offset]

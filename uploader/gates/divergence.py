@@ -6,7 +6,6 @@ until the divergence is resolved.
 """
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +17,13 @@ from sidetier.segments.names import FileKind, parse_segment_file_name, segment_f
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
 from sidetier.uploader.errors import OrphanSegmentError
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
-from sidetier.uploader.watching.disk import BatchPosition, LogFile, list_names, topic_id_in
+from sidetier.uploader.watching.disk import (
+    BatchPosition,
+    LogFile,
+    WholeBatches,
+    list_names,
+    topic_id_in,
+)
 
 _NO_EPOCH: Final = -1
 
@@ -233,14 +238,10 @@ def _walk(
     try:
         status = os.fstat(descriptor)
         file = LogFile(status.st_dev, status.st_ino, topic_id_in(directory))
-        # Damaged: the broker is appending a batch.
-        with suppress(DamagedSegmentError):
-            for at, header in walk_headers(
-                lambda at, length: os.pread(descriptor, length, at), status.st_size
-            ):
-                end = header.next_offset
-                if end <= archived:
-                    below, position = end, at + header.length
+        for at, header in WholeBatches(descriptor, status.st_size):
+            end = header.next_offset
+            if end <= archived:
+                below, position = end, at + header.length
         return end, BatchPosition(active, file, leads, below, position)
     finally:
         os.close(descriptor)

@@ -38,7 +38,13 @@ from sidetier.archive.objects.watermark import read_watermark
 from sidetier.archive.tail.inventory import PACK_GONE, TailInventory
 from sidetier.archive.tail.merge import ArchivedPart, PackedRow, PackRef, replaced
 from sidetier.archive.tail.needed_rows import Kept, Need, joined, need_of
-from sidetier.archive.tail.pack import FULL_INDEX_BYTES, PackBuilder, TailRow, index_bytes
+from sidetier.archive.tail.pack import (
+    FULL_INDEX_BYTES,
+    LeaderKey,
+    PackBuilder,
+    TailRow,
+    index_bytes,
+)
 from sidetier.archive.tail.read import read_rows
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import (
@@ -520,7 +526,7 @@ def copy_of(rows: Iterable[tuple[TailRow, bytes]]) -> PackBuilder:
     builder = PackBuilder()
     last: TailRow | None = None
     pieces: list[bytes] = []
-    for row, data in sorted(rows, key=_by_place):
+    for row, data in sorted(rows, key=_log_order):
         both = None if last is None else joined(last, row, MAX_ROW_BYTES)
         if both is not None:
             last = both
@@ -534,9 +540,8 @@ def copy_of(rows: Iterable[tuple[TailRow, bytes]]) -> PackBuilder:
     return builder
 
 
-def _by_place(copied: tuple[TailRow, bytes]) -> tuple[TopicPartition, str, int, int, int]:
-    row = copied[0]
-    return row.tp, row.topic_id, row.leader_epoch, row.start, row.end
+def _log_order(copied: tuple[TailRow, bytes]) -> tuple[LeaderKey, Offset, Offset]:
+    return copied[0].log_order
 
 
 class _Judge:

@@ -46,23 +46,16 @@ SEGMENT_BYTES: Final = 16 << 20
 def runs_in(rows: Iterable[PackedRow]) -> Iterator[list[PackedRow]]:
     """Yield the rows of one partition and leader epoch that follow each other or overlap."""
     run: list[PackedRow] = []
-    key: tuple[object, ...] | None = None
     end = 0
-    for source in sorted(rows, key=_by_place):
+    for source in sorted(rows, key=lambda source: source.row.log_order):
         row = source.row
-        mine = row.tp, row.topic_id, row.leader_epoch
-        if run and (mine != key or row.start > end):
+        if run and (row.leader_key != run[0].row.leader_key or row.start > end):
             yield run
             run, end = [], 0
         run.append(source)
-        key, end = mine, max(end, row.end)
+        end = max(end, row.end)
     if run:
         yield run
-
-
-def _by_place(source: PackedRow) -> tuple[object, ...]:
-    row = source.row
-    return row.tp, row.topic_id, row.leader_epoch, row.start, row.end
 
 
 def store_run(
@@ -131,7 +124,7 @@ def _batches(store: RemoteStorage, run: Iterable[PackedRow]) -> Iterator[tuple[s
     """Yield the batches of a run, each once, with the key of the pack."""
     reached = 0
     for source, data in read_rows(store, run):
-        key = "" if source.pack is None else source.pack.key
+        key = source.stored_in.key
         for batch in split_range(source.row, data, key):
             if batch.header.base_offset >= reached:  # else the same record in another row
                 reached = batch.header.next_offset

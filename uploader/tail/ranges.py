@@ -14,7 +14,7 @@ from sidetier.leadership.port import LedLog
 from sidetier.segments.batches import check_crc, split_batches
 from sidetier.segments.epoch_history import Entry, EpochHistory
 from sidetier.segments.errors import DamagedSegmentError, SegmentError, UnsupportedFormatError
-from sidetier.segments.headers import HEADER_BYTES, BatchHeader, parse_batch_header, walk_headers
+from sidetier.segments.headers import HEADER_BYTES, BatchHeader, parse_batch_header
 from sidetier.segments.indexes import position_at_or_below
 from sidetier.segments.listing import read_listing
 from sidetier.segments.names import FileKind, segment_file_name
@@ -23,7 +23,7 @@ from sidetier.segments.producer_snapshot import OpenTransaction, open_transactio
 from sidetier.segments.transactions import Marker, TransactionTracker, read_marker
 from sidetier.segments.txn_index import AbortedTxn
 from sidetier.uploader.gates.committed_range import CommittedRange, NotCommittedError, choose
-from sidetier.uploader.watching.disk import BatchPosition, LogFile, list_names
+from sidetier.uploader.watching.disk import BatchPosition, LogFile, WholeBatches, list_names
 
 _MAX_SNAPSHOT_BYTES: Final = 64 << 20
 
@@ -150,7 +150,7 @@ def _find_in(  # noqa: PLR0913, PLR0917 - the arguments of `find_range`, and the
             position = known.position
         else:
             return _Searched(None, whole=False, end=start)
-        batches = _Batches(descriptor, status.st_size, position)
+        batches = WholeBatches(descriptor, status.st_size, position)
         # Any control batch counts: the aborted transactions of a tail do not come from `.txnindex`.
         led = led._replace(last_stable=led.high_watermark)
         found = choose(batches, base, start, led, file, max_bytes)
@@ -162,36 +162,6 @@ def _find_in(  # noqa: PLR0913, PLR0917 - the arguments of `find_range`, and the
 def _open(directory: str, base: BaseOffset, kind: FileKind) -> int:
     path = os.path.join(directory, segment_file_name(base, kind))
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-
-class _Batches:
-    """Iterates over the batches of a segment up to the first that is not whole.
-
-    While a broker rolls a preallocated segment, zeros may be read below the high watermark: the
-    next cycle looks again.
-
-    Attributes:
-        whole: False if it has ended at one that is not whole.
-        end: End of the last batch so far, exclusive.
-    """
-
-    def __init__(self, descriptor: int, size: int, position: int) -> None:
-        self._descriptor, self._size, self._position = descriptor, size, position
-        self.whole = True
-        self.end = Offset(0)
-
-    def __iter__(self) -> Iterator[tuple[int, BatchHeader]]:
-        descriptor = self._descriptor
-        try:
-            for at, header in walk_headers(
-                lambda at, length: os.pread(descriptor, length, at),
-                self._size,
-                start=self._position,
-            ):
-                self.end = header.next_offset
-                yield at, header
-        except DamagedSegmentError:
-            self.whole = False
 
 
 def _hinted_position(directory: str, base: BaseOffset, descriptor: int, offset: Offset) -> int:
@@ -220,7 +190,7 @@ def _hinted_position(directory: str, base: BaseOffset, descriptor: int, offset: 
             return 0
         before = at_or_below(header.base_offset - 1)
         end = os.fstat(descriptor).st_size
-        for at, _ in _Batches(descriptor, end, before):
+        for at, _ in WholeBatches(descriptor, end, before):
             if at >= position:
                 return position if at == position else 0
         return 0
@@ -357,7 +327,7 @@ def _epochs_below(
             return
         descriptor = _open(directory, base, FileKind.LOG)
         try:
-            for _, header in _Batches(descriptor, os.fstat(descriptor).st_size, 0):
+            for _, header in WholeBatches(descriptor, os.fstat(descriptor).st_size):
                 if header.base_offset >= end:
                     return
                 yield header.leader_epoch, header.base_offset
@@ -383,7 +353,7 @@ def open_at(directory: str, offset: Offset) -> tuple[OpenTransaction, ...] | Non
     tracker = TransactionTracker(base, known)
     descriptor = _open(directory, base, FileKind.LOG)
     try:
-        for at, header in _Batches(descriptor, os.fstat(descriptor).st_size, 0):
+        for at, header in WholeBatches(descriptor, os.fstat(descriptor).st_size):
             if header.base_offset >= offset:
                 break
             marker = Marker.NONE

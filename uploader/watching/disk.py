@@ -3,13 +3,13 @@
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from sidetier.config.startup import META_PROPERTIES
 from sidetier.segments.errors import DamagedSegmentError, SegmentError, UnsupportedFormatError
-from sidetier.segments.headers import HEADER_BYTES, check_beginning
+from sidetier.segments.headers import HEADER_BYTES, BatchHeader, check_beginning, walk_headers
 from sidetier.segments.names import (
     DirectoryState,
     FileKind,
@@ -219,6 +219,41 @@ class BatchPosition(NamedTuple):
     leader_epoch: LeaderEpoch
     offset: Offset
     position: int
+
+
+class WholeBatches:
+    """Iterates over the batches of an open `.log` up to the first that is not whole: position and
+    header. Raises UnsupportedFormatError for message format v0 or v1.
+
+    The broker may be appending that batch, or rolling a preallocated segment, in which zeros follow
+    for a moment. Real damage shows when the segment closes.
+
+    Args:
+        descriptor: The file.
+        size: Its size in bytes.
+        start: Position of the first batch.
+
+    Attributes:
+        whole: False if the iteration has ended at a batch that is not whole.
+        end: End of the last batch so far, exclusive.
+    """
+
+    def __init__(self, descriptor: int, size: int, start: int = 0) -> None:
+        self._descriptor, self._size, self._start = descriptor, size, start
+        self.whole = True
+        self.end = Offset(0)
+
+    def __iter__(self) -> Iterator[tuple[int, BatchHeader]]:
+        """Yield position and header of each batch."""
+        descriptor = self._descriptor
+        try:
+            for at, header in walk_headers(
+                lambda at, length: os.pread(descriptor, length, at), self._size, start=self._start
+            ):
+                self.end = header.next_offset
+                yield at, header
+        except DamagedSegmentError:
+            self.whole = False
 
 
 def log_file(directory: str, base: BaseOffset) -> LogFile | None:

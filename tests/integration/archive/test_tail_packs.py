@@ -6,14 +6,14 @@ import pytest
 
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import ArchivedPart
-from sidetier.archive.tail.read import read_tail, read_tails
+from sidetier.archive.tail.read import read_tails
 from sidetier.segments.errors import PreconditionFailedError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.factory import open_storage
 from sidetier.storage.settings import EncryptionSettings, StorageEndpoint
 from tests.harness.encryption import FIRST
 from tests.harness.stores import s3_settings
-from tests.harness.tail_packs import LAYOUT, MadePack, history, log, partitions
+from tests.harness.tail_packs import LAYOUT, MadePack, history, log, partitions, read_tail
 
 if TYPE_CHECKING:
     from tests.harness.s3 import S3Bucket

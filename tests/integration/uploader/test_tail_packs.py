@@ -13,7 +13,6 @@ from sidetier.archive.objects.leader_epochs import read_epoch_history
 from sidetier.archive.objects.watermark import read_watermark
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import ArchivedPart, MergedTail
-from sidetier.archive.tail.read import read_tail
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.factory import open_plain
@@ -26,6 +25,7 @@ from tests.harness.local_segments import small_segments
 from tests.harness.served_archive import serving
 from tests.harness.sidecar import Sidecar, beside, merged
 from tests.harness.stored_log import Record, read_records
+from tests.harness.tail_packs import read_tail
 from tests.harness.topics import create_topic
 from tests.harness.waiting import wait_until
 

@@ -23,7 +23,7 @@ from tests.harness.made_archive import LAYOUT, Clock
 from tests.harness.record_batches import MadeBatch, MadeRecord
 from tests.harness.served_tail import WITH_TAIL, read_on
 from tests.harness.tail_packs import TOPIC_ID, history
-from tests.harness.tailed_log import TailedLog, mixed_log, store_pack
+from tests.harness.tailed_log import TailedLog, mixed_log, store_pack, tailed
 from tests.harness.waiting import wait_until
 
 UNCOMMITTED, COMMITTED = IsolationLevel
@@ -33,16 +33,6 @@ NONE = ErrorCode.none
 @pytest.fixture(params=["objects", "files"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> RemoteStorage:
     return FakeStorage() if request.param == "objects" else LocalStorage(tmp_path)
-
-
-def tailed(store: RemoteStorage | None = None) -> TailedLog:
-    """A log whose tail is in packs of two brokers."""
-    log = mixed_log(store)
-    log.archived(0, 5, 12)
-    log.pack(1, 0, (5, 14))
-    log.pack(1, 1, (14, 18), (18, 19))
-    log.pack(2, 0, (14, 18), (19, log.next_offset))
-    return log
 
 
 @pytest.mark.parametrize("isolation", IsolationLevel)

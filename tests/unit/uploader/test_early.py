@@ -20,7 +20,7 @@ from sidetier.segments.errors import (
     BrokerUnavailableError,
     StoreUnavailableError,
 )
-from sidetier.segments.headers import CONTROL, TRANSACTIONAL, walk_headers
+from sidetier.segments.headers import CONTROL, TRANSACTIONAL
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset, TopicPartition
@@ -41,7 +41,7 @@ from sidetier.uploader.state.gap import Halt
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import Timeline, TrackedSegment
 from sidetier.uploader.unexpected import UnexpectedErrors
-from sidetier.uploader.watching.disk import log_file
+from sidetier.uploader.watching.disk import WholeBatches, log_file
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.batches import make_batch
 from tests.harness.daemons import (
@@ -618,11 +618,11 @@ def test_after_a_start_the_active_segment_is_read_once(
     end = log.file(0).stat().st_size
     starts: list[int] = []
 
-    def counting(*args: Any, start: int = 0) -> Any:  # noqa: ANN401
+    def counting(descriptor: int, size: int, start: int) -> WholeBatches:
         starts.append(start)
-        return walk_headers(*args, start=start)
+        return WholeBatches(descriptor, size, start)
 
-    monkeypatch.setattr("sidetier.uploader.early.walk_headers", counting)
+    monkeypatch.setattr("sidetier.uploader.early.WholeBatches", counting)
     log.append(5)
     with site.running(early={**EARLY, "age": 1}) as running:
         wait_to(running, store, log, 25)

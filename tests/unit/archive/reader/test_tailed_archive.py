@@ -19,20 +19,10 @@ from sidetier.storage.fake import FakeStorage
 from tests.harness.intercepted_store import InterceptedStore, StoreCall
 from tests.harness.made_archive import LAYOUT, TP, reading, take_to_end, take_until
 from tests.harness.tail_packs import TOPIC_ID, history
-from tests.harness.tailed_log import TailedLog, mixed_log, read_offsets, store_pack
+from tests.harness.tailed_log import TailedLog, mixed_log, read_offsets, store_pack, tailed
 
 LEVELS = list(IsolationLevel)
 QUICK = 0.02
-
-
-def tailed() -> TailedLog:
-    """A log whose tail is in packs of two brokers."""
-    log = mixed_log()
-    log.archived(0, 5, 12)
-    log.pack(1, 0, (5, 14))
-    log.pack(1, 1, (14, 18), (18, 19))
-    log.pack(2, 0, (14, 18), (19, log.next_offset))
-    return log
 
 
 @pytest.mark.parametrize("isolation", LEVELS)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from sidetier.archive.errors import TailMovedError, UnreadTailError
 from sidetier.archive.objects.tail_index import (
     StoredTailIndex,
     TailIndex,
@@ -14,7 +13,7 @@ from sidetier.archive.objects.tail_index import (
 )
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import ArchivedPart, Reason
-from sidetier.archive.tail.read import read_partition, read_tail, read_tails
+from sidetier.archive.tail.read import read_tails
 from sidetier.segments.errors import (
     ArchiveConflictError,
     ChecksumMismatchError,
@@ -33,7 +32,17 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.encryption import RING, encrypting, without_keys
 from tests.harness.encryption import settings as encryption_settings
-from tests.harness.tail_packs import LAYOUT, TOPIC_ID, TP, MadePack, history, log, partitions
+from tests.harness.tail_packs import (
+    LAYOUT,
+    TOPIC_ID,
+    TP,
+    MadePack,
+    history,
+    last_stable,
+    log,
+    partitions,
+    read_tail,
+)
 
 NOTHING = ArchivedPart()
 OLD, NEW = history((0, 0)), history((0, 0), (3, 6))
@@ -65,7 +74,7 @@ def test_the_tail_of_two_brokers_is_one_log_behind_the_archive() -> None:
     tail = contents.merged(TP, archived)
     assert (tail.start, tail.end, tail.leader_epoch, tail.gap) == (2, 10, 3, None)
     assert tail.epochs == NEW
-    assert tail.last_stable == 10
+    assert last_stable(tail) == 10
     assert {(out.reason, *out.offsets) for out in tail.left_out} == {
         (Reason.ARCHIVED, 0, 2),
         (Reason.STALE, 6, 12),
@@ -89,13 +98,11 @@ def test_requests_of_a_reading() -> None:
     assert (len(contents.packs), contents.footers, contents.problems) == (14, 14, {})
     store.requests.clear()
     assert inventory.read().footers == store.count("stream") == 0
-    # However small the cache for single packs is; rows of packs that are gone are not kept.
-    small = TailInventory(store, LAYOUT, max_cached_rows=13)
-    assert [small.read().footers for _ in range(3)] == [14, 0, 0]
+    # Rows of packs that are gone are not kept.
     store.delete_object(contents.packs[0].key)
     _store(store, 2, 8, (8, 9))
-    assert small.read().footers == 1
-    assert len(small._kept) == 14
+    assert inventory.read().footers == 1
+    assert len(inventory._kept) == 14
 
 
 def test_each_pack_is_read_once_for_many_partitions() -> None:
@@ -127,10 +134,10 @@ def test_packs_are_live_that_the_index_does_not_drop() -> None:
         _store(store, 1, number, (number * 2, number * 2 + 2))
     index = write_tail_index(store, LAYOUT, 1, (2, 4), (1, 3), StoredTailIndex())
     inventory = TailInventory(store, LAYOUT)
-    assert [pack.number for pack in inventory.packs(BrokerId(1))] == [2, 4, 5]
+    assert [pack.number for pack in inventory.listing(BrokerId(1)).packs] == [2, 4, 5]
     # Whatever its number: cleaning has not seen it.
     _store(store, 1, 0, (0, 2))
-    assert [pack.number for pack in inventory.packs(BrokerId(1))] == [0, 2, 4, 5]
+    assert [pack.number for pack in inventory.listing(BrokerId(1)).packs] == [0, 2, 4, 5]
     assert read_tail_index(store, LAYOUT, 1) == index
     assert index.index is not None
     assert index.index.generation == 1
@@ -177,63 +184,6 @@ def test_a_reader_lists_again_when_cleaning_deletes_a_pack() -> None:
     assert contents.merged(TP, NOTHING).end == 8
 
 
-def test_a_reader_goes_on_when_a_pack_is_deleted_while_it_reads_bytes() -> None:
-    store = FakeStorage()
-    _store(store, 1, 1, (0, 4))
-    second = _store(store, 1, 2, (4, 8))
-    inventory = TailInventory(store, LAYOUT)
-    assert inventory.read().merged(TP, NOTHING).end == 8  # its rows are kept
-
-    def clean() -> None:
-        _store(store, 1, 3, (2, 8))
-        store.delete_object(second)
-
-    store.race("stream", clean, key=second)
-    offsets = [batch.header.base_offset for batch in read_partition(inventory, TP, lambda: NOTHING)]
-    assert offsets == [0, 2, 4, 6]
-
-
-def test_a_reader_is_not_behind_the_archive_and_hears_when_the_tail_moves() -> None:
-    """Cleaning drops rows as soon as they are archived."""
-    store = FakeStorage()
-    for number in range(12):  # more than are read ahead
-        _store(store, 1, number, (number * 4, number * 4 + 4))
-    inventory = TailInventory(store, LAYOUT)
-    ends = iter([0, 40, 40])
-
-    def clean_up_to(end: int) -> None:
-        before = read_tail_index(store, LAYOUT, 1)
-        write_tail_index(store, LAYOUT, 1, range(end // 4, 12), range(end // 4), before)
-        for number in range(end // 4):
-            store.delete_objects([LAYOUT.tail_pack_key(1, number)])
-
-    def archived() -> ArchivedPart:
-        return ArchivedPart(Offset(next(ends)), OLD, TOPIC_ID)
-
-    reading = read_partition(inventory, TP, archived)
-    assert [next(reading).header.next_offset for _ in range(2)] == [2, 4]
-    clean_up_to(40)  # those that are not read ahead are gone
-    got = []
-    with pytest.raises(
-        TailMovedError, match=r"from \d+ up to 48, and has \[40, 48\) now"
-    ) as caught:
-        got += [batch.header.next_offset for batch in reading]
-    assert caught.value.retry
-    assert got == list(range(6, 42, 2))[: len(got)]
-    # A caller that has read the archive up to 8 hears that the tail begins at 40 now.
-    with pytest.raises(TailMovedError):
-        next(read_partition(inventory, TP, archived, Offset(8)))
-    # The archive is asked once the packs were read: cleaning in between leaves no gap.
-    ends = iter([44])
-
-    def cleaned_before() -> ArchivedPart:
-        return archived()
-
-    clean_up_to(44)
-    offsets = [b.header.next_offset for b in read_partition(inventory, TP, cleaned_before)]
-    assert offsets == [46, 48]
-
-
 def test_rows_of_some_partitions_are_read_from_new_packs_and_those_that_have_them() -> None:
     """Each takeover reads the packs of all brokers."""
     store = FakeStorage()
@@ -248,7 +198,7 @@ def test_rows_of_some_partitions_are_read_from_new_packs_and_those_that_have_the
     for broker in range(4):
         for number in range(10):
             pack(broker, number, *others, *([moved] if (broker, number) == (2, 3) else []))
-    inventory = TailInventory(store, LAYOUT, max_cached_rows=0)
+    inventory = TailInventory(store, LAYOUT)
     first = inventory.read(partitions=[TopicPartition("another", 1)])
     assert (first.footers, first.rows) == (40, {})
     pack(3, 10, *others)
@@ -259,7 +209,7 @@ def test_rows_of_some_partitions_are_read_from_new_packs_and_those_that_have_the
     ]
     assert contents.footers == store.count("stream") == 2
     # Bounded: what is not remembered is read again.
-    small = TailInventory(store, LAYOUT, max_cached_rows=0, max_known_partitions=30)
+    small = TailInventory(store, LAYOUT, max_known_partitions=30)
     assert [small.read(partitions=[moved]).footers for _ in range(2)] == [41, 41]
 
 
@@ -291,7 +241,7 @@ def test_one_damaged_object_does_not_hide_the_others() -> None:
     assert "upgrade Sidetier" in contents.problems[damaged]
     assert "index of tail packs" in contents.problems[LAYOUT.tail_index_key(1)]
     with pytest.raises(MalformedObjectError):
-        TailInventory(store, LAYOUT).packs(BrokerId(1))
+        read_tail_index(store, LAYOUT, 1)
     tail = contents.merged(TP, ArchivedPart(Offset(0), topic_id=TOPIC_ID))
     # A later pack of the same leader shows that the damaged one has no claim of a later one.
     assert (tail.end, tail.gap, tail.unread) == (0, (0, 4), None)
@@ -307,12 +257,14 @@ def test_a_reader_hears_of_a_damaged_pack_that_may_have_a_claim() -> None:
     inventory = TailInventory(store, LAYOUT)
     assert _read(store, archived)[-1] == (4, 6)
     store.overwrite(key, store.contents()[key][:-1])
-    with pytest.raises(UnreadTailError, match=f"{key} cannot be read, and may show"):
-        next(read_partition(inventory, TP, lambda: archived))
+    assert f"{key} cannot be read, and may show" in str(
+        inventory.read().merged(TP, archived).unread
+    )
     write_tail_index(store, LAYOUT, 2, (1,), (), StoredTailIndex())
     store.delete_object(key)
-    with pytest.raises(UnreadTailError, match=f"{key} cannot be read, and may show"):
-        next(read_partition(inventory, TP, lambda: archived))
+    assert f"{key} cannot be read, and may show" in str(
+        inventory.read().merged(TP, archived).unread
+    )
 
 
 def _put(store: FakeStorage, key: str) -> str:

@@ -19,7 +19,7 @@ from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import BrokerId, Offset, OffsetRange
 from sidetier.segments.producer_snapshot import OpenTransaction
-from tests.harness.tail_packs import TOPIC_ID, TP, history
+from tests.harness.tail_packs import TOPIC_ID, TP, history, last_stable
 
 OTHER_ID = "BBBBBBBBBBBBBBBBBBBBBB"
 
@@ -78,7 +78,7 @@ def _numbers(sources: Iterable[PackedRow]) -> list[int]:
 def test_nothing_is_stored() -> None:
     merged = merge(_archived(7), [])
     assert (merged.start, merged.end, merged.slices, merged.topic_id) == (7, 7, (), TOPIC_ID)
-    assert (merged.last_stable, merged.newest_ms, merged.leader_epoch) == (None, None, None)
+    assert (last_stable(merged), merged.newest_ms, merged.leader_epoch) == (None, None, None)
     assert merge(ArchivedPart(), []).end == 0
 
 
@@ -91,7 +91,7 @@ def test_a_claim_shows_stale_records_before_the_new_leader_has_one() -> None:
     assert _left_out(merged, Reason.STALE) == [(1, 300, 700)]
     assert "of leader epoch 0, and the log of the leader of epoch 1" in merged.left_out[0].text
     # The last row is cut: only the markers tell where its last stable offset is.
-    assert merged.last_stable is None
+    assert last_stable(merged) is None
     # Cleaning keeps the claim as long as the stale records are stored.
     assert _numbers(merged.needed()) == [1, 2]
 
@@ -220,9 +220,9 @@ def test_last_stable_offset_and_log_start() -> None:
     source = _range(1, epochs, 0, 20, log_start=4)
     row = source.row._replace(open=(OpenTransaction(1, Offset(12)),), max_timestamp=99)
     merged = merge(_archived(0), [PackedRow(source.pack, row)])
-    assert (merged.last_stable, merged.log_start, merged.newest_ms) == (12, 4, 99)
+    assert (last_stable(merged), merged.log_start, merged.newest_ms) == (12, 4, 99)
     undecided = row._replace(open=(), last_stable=Offset(3))
-    assert merge(_archived(0), [PackedRow(source.pack, undecided)]).last_stable == 3
+    assert last_stable(merge(_archived(0), [PackedRow(source.pack, undecided)])) == 3
 
 
 def _at(source: PackedRow, broker: int, stored_ms: int) -> PackedRow:

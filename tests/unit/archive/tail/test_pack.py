@@ -19,7 +19,6 @@ from sidetier.archive.tail.pack import (
     claim,
     decode_footer,
     decode_index,
-    decode_pack,
     epochs_from,
     split_range,
 )
@@ -28,7 +27,15 @@ from sidetier.segments.errors import ChecksumMismatchError, MalformedObjectError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.producer_snapshot import OpenTransaction
 from sidetier.segments.txn_index import AbortedTxn
-from tests.harness.tail_packs import TOPIC_ID, TP, MadePack, history, log, partitions
+from tests.harness.tail_packs import (
+    TOPIC_ID,
+    TP,
+    MadePack,
+    decode_pack,
+    history,
+    log,
+    partitions,
+)
 
 KEY = "_sidetier/prod/tail/1/packs/00000000000000000007"
 EPOCHS = history((0, 0), (2, 4), (5, 100))
@@ -60,7 +67,7 @@ def test_rows_and_bytes_come_back() -> None:
     decoded = decode_pack(data, KEY)
     assert decoded == rows
     first, own, *_, last = decoded
-    assert (first.leader_epoch, first.epoch_start, first.last_epoch) == (5, 100, 2)
+    assert (first.leader_epoch, first.epochs.entries[-1], first.last_epoch) == (5, (5, 100), 2)
     assert (own.is_claim, own.start, own.leader_epoch, own.last_epoch) == (True, 100, 5, None)
     assert first.position == 0
     assert last.position + last.size == decode_footer(data, len(data), KEY).position

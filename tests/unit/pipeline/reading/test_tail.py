@@ -25,19 +25,9 @@ from sidetier.storage.fake import FakeStorage
 from tests.harness.made_archive import LAYOUT, TP, access_to
 from tests.harness.record_batches import MadeBatch, MadeRecord
 from tests.harness.splits import plan_of, read_splits
-from tests.harness.tailed_log import TailedLog, mixed_log, store_pack
+from tests.harness.tailed_log import TailedLog, mixed_log, store_pack, tailed
 
 UNCOMMITTED, COMMITTED = IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED
-
-
-def tailed(store: FakeStorage) -> TailedLog:
-    """A log whose tail is in packs of two brokers."""
-    log = mixed_log(store)
-    log.archived(0, 5, 12)
-    log.pack(1, 0, (5, 14))
-    log.pack(1, 1, (14, 18), (18, 19))
-    log.pack(2, 0, (14, 18), (19, log.next_offset))
-    return log
 
 
 @pytest.mark.parametrize("isolation", IsolationLevel)

@@ -23,6 +23,7 @@ from sidetier.uploader.watching.disk import list_names
 from sidetier.wire.log_offsets import OffsetKind
 from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import PartitionLog, record_batch
+from tests.harness.tail_packs import last_stable
 from tests.harness.tail_writing import (
     TailSite,
     log_bytes,
@@ -791,7 +792,7 @@ def test_rows_have_the_open_and_the_aborted_transactions(
     tail = merged(store, log, 2)
     row = tail.slices[-1].source.row
     assert [(each.producer_id, each.first_offset) for each in row.open] == [(7, 0), (8, 2)]
-    assert (tail.end, tail.last_stable) == (3, 0)
+    assert (tail.end, last_stable(tail)) == (3, 0)
     site.restart()
     log.append_bytes(transactional(3, 7, marker=0), 1)
     site.run()
@@ -800,11 +801,11 @@ def test_rows_have_the_open_and_the_aborted_transactions(
     assert [(each.producer_id, each.first_offset, each.last_offset) for each in row.aborted] == [
         (7, 0, 3)
     ]
-    assert (tail.end, tail.last_stable) == (4, 2)
+    assert (tail.end, last_stable(tail)) == (4, 2)
     log.append_bytes(transactional(4, 8, marker=1), 1)
     site.run()
     tail = merged(store, log, 2)
-    assert (tail.end, tail.last_stable, tail.slices[-1].source.row.aborted) == (5, 5, ())
+    assert (tail.end, last_stable(tail), tail.slices[-1].source.row.aborted) == (5, 5, ())
 
 
 def test_where_no_snapshot_shows_the_open_transactions_the_broker_is_asked(
@@ -819,7 +820,7 @@ def test_where_no_snapshot_shows_the_open_transactions_the_broker_is_asked(
     site.run()
     assert merged(store, log, 100).end == 100  # without an answer, it is not known
     site.run()
-    assert merged(store, log, 100).last_stable == 60
+    assert last_stable(merged(store, log, 100)) == 60
     for restarts in (False, True):
         if restarts:
             site.restart()
@@ -827,7 +828,7 @@ def test_where_no_snapshot_shows_the_open_transactions_the_broker_is_asked(
         for _ in range(3):
             site.run()
         tail = merged(store, log, 100)
-        assert (tail.end, tail.last_stable) == (log.log_end, 60)
+        assert (tail.end, last_stable(tail)) == (log.log_end, 60)
     # The broker does not answer for it: nothing is stored that claims to be stable.
     site.restart()
     log.append(5)
@@ -841,14 +842,14 @@ def test_where_no_snapshot_shows_the_open_transactions_the_broker_is_asked(
     site.source.last_stable[log.tp] = 120
     site.run()
     tail = merged(store, log, 100)
-    assert (tail.end, tail.last_stable) == (121, 120)
+    assert (tail.end, last_stable(tail)) == (121, 120)
     site.restart()
     asked = len(site.source.asked)
     log.append(5)
     site.run()
     # What is open is known again.
     assert (OffsetKind.LAST_STABLE, 1) not in site.source.asked[asked:]
-    assert merged(store, log, 100).last_stable == 120
+    assert last_stable(merged(store, log, 100)) == 120
 
 
 def test_the_end_of_a_part_of_the_log_is_not_taken_for_stable(
@@ -866,7 +867,7 @@ def test_the_end_of_a_part_of_the_log_is_not_taken_for_stable(
     assert len(site.sender.waiting) > 1
     site.sender.end(site.sender.waiting[0])
     tail = merged(store, log, 100)
-    assert (tail.end < log.log_end, tail.last_stable) == (True, 0)
+    assert (tail.end < log.log_end, last_stable(tail)) == (True, 0)
 
 
 def test_nothing_waits_where_the_archive_has_all_that_was_committed(
