@@ -650,7 +650,7 @@ def tail_writer(
         cycles,
         cleaner,
         TailBoard(rules),
-        (source,),
+        source,
         interval,
         _TAIL_CLEAN_SECONDS,
         SYSTEM_CLOCK,

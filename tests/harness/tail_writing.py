@@ -151,15 +151,25 @@ class TailSite:
     def restart(self) -> None:
         """Begin again without a memory, as after a kill."""
         self.sender = SenderByHand(self.time, self.check_sent)
-        self.cycle = TailCycle(
+        self.cycle = self._new_cycle(lambda work: work())
+        self._loaded: dict[tuple[TopicPartition, int], int] = {}
+
+    def read_packs_by_hand(self) -> list[Callable[[], None]]:
+        """Begin again. The readings of packs are added to the returned list, for a test to run."""
+        works: list[Callable[[], None]] = []
+        self.cycle = self._new_cycle(works.append)
+        return works
+
+    def _new_cycle(self, background: Callable[[Callable[[], None]], None]) -> TailCycle:
+        return TailCycle(
             self.source,
             lambda _: TailPlace(self.store, LAYOUT, encrypts=False),
             self.inventory_of,
             self.sender,
             self.broker,
             self.time.clock,
+            background=background,
         )
-        self._loaded: dict[tuple[TopicPartition, int], int] = {}
 
     def check_sent(self, job: PackJob) -> None:
         """Every range is in the log of the leader that has just answered for it."""

@@ -46,7 +46,7 @@ class TailWriter:
         cycle: One cycle.
         cleaner: Removes what the archive has; None to clean nothing.
         board: The led partitions.
-        sources: What asks the broker; closed at the end.
+        source: Asks the broker; closed at the end.
         interval: Seconds from the begin of a cycle to the begin of the next one.
         clean_interval: Seconds between two cleanings.
         clock: The time.
@@ -58,7 +58,7 @@ class TailWriter:
         cycle: TailCycle,
         cleaner: TailCleaner | None,
         board: TailBoard,
-        sources: tuple[LogOffsetSource, ...],
+        source: LogOffsetSource,
         interval: float,
         clean_interval: float,
         clock: Clock,
@@ -67,7 +67,7 @@ class TailWriter:
         self.board = board
         self._cycle = cycle
         self._cleaner = cleaner
-        self._sources = sources
+        self._source = source
         self._interval = interval
         self._clean_interval = clean_interval
         self._now = clock.monotonic
@@ -112,8 +112,7 @@ class TailWriter:
     def stop(self) -> None:
         """End the threads, and make the requests to the broker fail. May be called twice."""
         self._stopping.set()
-        for source in self._sources:
-            source.close()
+        self._source.close()
         for thread in self._threads:
             thread.join(_STOP_SECONDS)
 

@@ -39,7 +39,7 @@ def tail_writer(site: Site, registry: CollectorRegistry) -> TailWriter:
         0.05,
     )
     board = TailBoard(TailConfig(interval=1.0, topics=("t",)))
-    return TailWriter(cycle, None, board, (source,), 0.05, 600.0, SYSTEM_CLOCK, Metrics(registry))
+    return TailWriter(cycle, None, board, source, 0.05, 600.0, SYSTEM_CLOCK, Metrics(registry))
 
 
 @pytest.fixture

@@ -337,18 +337,9 @@ def test_a_new_leader_behind_an_old_unread_pack_claims_first(
     assert other.packs() == packs
 
 
-def test_a_claim_does_not_wait_for_a_long_reading(site: TailSite, store: FakeStorage) -> None:
+def test_a_claim_does_not_wait_for_a_long_reading(site: TailSite) -> None:
     """It shows readers what is stale. Ranges wait for the end of the tail."""
-    works: list[Callable[[], None]] = []
-    site.cycle = TailCycle(
-        site.source,
-        lambda _: TailPlace(store, LAYOUT, encrypts=False),
-        site.inventory_of,
-        site.sender,
-        site.broker,
-        site.time.clock,
-        background=works.append,
-    )
+    works = site.read_packs_by_hand()
     log = site.log_dir.create("t", 0)
     log.append(10)
     for _ in range(3):

@@ -720,16 +720,7 @@ def test_partitions_are_stored_while_the_packs_are_read_for_others(
     site: TailSite, store: FakeStorage
 ) -> None:
     """A reading of many packs takes long. A partition that is led in a newer epoch waits anew."""
-    works: list[Callable[[], None]] = []
-    site.cycle = TailCycle(
-        site.source,
-        lambda _: TailPlace(store, LAYOUT, encrypts=False),
-        site.inventory_of,
-        site.sender,
-        site.broker,
-        site.time.clock,
-        background=works.append,
-    )
+    works = site.read_packs_by_hand()
     first = site.log_dir.create("t", 0)
     first.append(5)
     site.run()
