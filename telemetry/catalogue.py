@@ -121,7 +121,7 @@ WATERMARK_BASE: Final = _metrics.gauge("watermark_base_offset", "Base offset of 
 WATERMARK_NEXT: Final = _metrics.gauge("watermark_next_offset", "Archive end offset: the partition is archived up to this offset, exclusive.", *PARTITION, above=Above.NONE)
 SAFE_TO: Final = _metrics.gauge("safe_to_offset", "Safe up to: the end of the archive and of the stored tail behind it, exclusive. Only with uploader.tail.", *PARTITION, above=Above.NONE)
 NEWEST_SAFE_AGE: Final = _metrics.gauge("newest_safe_record_age_seconds", "Age of the newest record that this process has stored in a tail pack, by its timestamp. It also grows while no record arrives.", *PARTITION, above=Above.MIN)
-UNSAFE_SECONDS: Final = _metrics.gauge("unsafe_records_age_seconds", "How long committed records have been waiting for a tail pack; 0 without such records. With uploader.tail, alert on it.", *PARTITION, above=Above.MAX)
+UNSAFE_SECONDS: Final = _metrics.gauge("unsafe_records_age_seconds", "How long committed records may have had no tail pack, because they wait for one, the broker does not answer or the archive is halted; 0 otherwise. With uploader.tail, alert on it.", *PARTITION, above=Above.MAX)
 PARTITIONS: Final = _metrics.gauge("partitions", "Led partitions by state.", "state")
 PARTITION_STATE: Final = _metrics.gauge("partition_state", "Always 1; the label has the state of a led partition.", *PARTITION, "state", above=Above.NONE)
 UNRESOLVED_GAPS: Final = _metrics.gauge("unresolved_gap_records", "Records in recorded gaps above the archive's start that no operator has acknowledged; read every 5 minutes.", *PARTITION, above=Above.SUM)

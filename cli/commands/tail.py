@@ -95,8 +95,8 @@ class PromoteOptions(CommandOptions):
     )
     accept_unread: bool = option(
         "--accept-unread",
-        help="Also promote partitions although a pack cannot be read that may show that their "
-        "newest records were discarded in an unclean election.",
+        help="Also promote partitions whose newest records may have been discarded in an unclean "
+        "election: only a pack that cannot be read would show it.",
     )
     parallel: int = option(
         "--parallel",

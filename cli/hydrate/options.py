@@ -50,7 +50,7 @@ class PlanOptions(CommandOptions):
     work_dir: Path | None = option(
         "--work-dir",
         type=click.Path(path_type=Path, file_okay=False, exists=True),
-        help="As of `sidetier tail promote`.",
+        help="Directory for the segments of promoted tails, as for `sidetier tail promote`.",
     )
     dry_run: bool = option(
         "--dry-run", help="Show the plan, and what tail packs add; write nothing."
