@@ -44,6 +44,24 @@ def log(epochs: EpochHistory, start: int, end: int, payload: bytes = b"") -> lis
     ]
 
 
+def tail_row(
+    epochs: EpochHistory, start: int, end: int, *, log_start: int = 0, crc: int = 1
+) -> TailRow:
+    """The row of one batch of 100 bytes, with all its records decided."""
+    return TailRow(
+        TP,
+        TOPIC_ID,
+        epochs_from(epochs, start),
+        Offset(start),
+        Offset(end),
+        Offset(log_start),
+        Offset(end),
+        batches=1,
+        size=100,
+        crc64nvme=crc,
+    )
+
+
 def decode_pack(data: bytes, key: str) -> tuple[TailRow, ...]:
     """Parse footer and index of a whole pack. Raises as `decode_index`."""
     footer = decode_footer(data, len(data), key)

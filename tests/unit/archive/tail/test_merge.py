@@ -14,12 +14,12 @@ from sidetier.archive.tail.merge import (
     Reason,
     merge,
 )
-from sidetier.archive.tail.pack import TailRow, claim, epochs_from
+from sidetier.archive.tail.pack import claim
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import BrokerId, Offset, OffsetRange
 from sidetier.segments.producer_snapshot import OpenTransaction
-from tests.harness.tail_packs import TOPIC_ID, TP, history, last_stable
+from tests.harness.tail_packs import TOPIC_ID, TP, history, last_stable, tail_row
 
 OTHER_ID = "BBBBBBBBBBBBBBBBBBBBBB"
 
@@ -31,18 +31,7 @@ def _pack(number: int) -> PackRef:
 def _range(
     number: int, epochs: EpochHistory, start: int, end: int, *, log_start: int = 0, crc: int = 1
 ) -> PackedRow:
-    row = TailRow(
-        TP,
-        TOPIC_ID,
-        epochs_from(epochs, start),
-        Offset(start),
-        Offset(end),
-        Offset(log_start),
-        Offset(end),
-        batches=1,
-        size=61,
-        crc64nvme=crc,
-    )
+    row = tail_row(epochs, start, end, log_start=log_start, crc=crc)
     return PackedRow(_pack(number), row)
 
 
