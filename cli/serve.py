@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from sidetier.archive.access import require_directory
 from sidetier.cli import exits
 from sidetier.cli.signals import handled_signals
-from sidetier.cli.stores import open_archive, with_few_retries
+from sidetier.cli.stores import open_archive
 from sidetier.config.model import Config, HttpConfig
 from sidetier.endpoint.service import EndpointSettings, RunningEndpoint, serving
 from sidetier.segments.errors import ConfigurationError
@@ -40,7 +40,7 @@ def serve(config: Config, settings: EndpointSettings, metrics_port: int | None) 
     """
     raise_file_limit(settings.server.max_connections)
     # Clients repeat a request after an error, but wait for its answer for 30 s only (Java).
-    config = with_few_retries(config)
+    config = config.with_few_retries()
     configure_logs(config.log.format, config.log.level)
     _return_large_memory_when_freed()
     require_directory(config.storage.url)

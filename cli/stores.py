@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Final
 
@@ -11,7 +11,6 @@ import click
 from sidetier.archive import access
 from sidetier.archive.access import ArchiveAccess
 from sidetier.config.model import Config
-from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.store_calls import RequestObserver, StoreCalls
 
 _FIRST_SECONDS: Final = 3.0
@@ -55,15 +54,6 @@ def _tell(calls: StoreCalls, ended: threading.Event, first_seconds: float) -> No
                 )
 
 
-_HASTY_ATTEMPTS: Final = 3
-_HASTY_SECONDS: Final = 10.0
-
-
-def layout_of(config: Config) -> ArchiveLayout:
-    """Return the key layout of the configured cluster."""
-    return ArchiveLayout(config.cluster.name, config.storage.prefix_entropy_bits)
-
-
 def open_archive(
     config: Config,
     *,
@@ -99,36 +89,3 @@ def open_every_store(config: Config, *, connections: int = 16) -> Iterator[Archi
         archive.require_directories()
         _ = archive.by_endpoint  # an error of opening one is raised here
         yield archive
-
-
-def with_few_retries(config: Config) -> Config:
-    """Return the configuration with few retries, so that reads of records fail soon.
-
-    Each attempt keeps the configured deadline: a slow store answers within it.
-    """
-    retry = config.storage.retry
-    changes = {
-        "attempts": min(retry.attempts, _HASTY_ATTEMPTS),
-        "max_elapsed": min(retry.max_elapsed, _HASTY_SECONDS),
-    }
-    return _with_storage(config, {"retry": retry.model_copy(update=changes)})
-
-
-def with_short_timeouts(config: Config) -> Config:
-    """Return the configuration with few retries and short deadlines, so that commands fail soon.
-
-    A silent store uses up the time in one attempt. It is not divided among the attempts: a store
-    that needs longer than a share of it would never be read.
-    """
-    deadline = config.storage.deadline
-    changes = {
-        name: min(getattr(deadline, name), _HASTY_SECONDS)
-        for name in ("base", "connect", "silence")
-    }
-    return with_few_retries(
-        _with_storage(config, {"deadline": deadline.model_copy(update=changes)})
-    )
-
-
-def _with_storage(config: Config, changes: Mapping[str, object]) -> Config:
-    return config.model_copy(update={"storage": config.storage.model_copy(update=changes)})

@@ -11,10 +11,10 @@ from sidetier.archive.tail.survey import BrokerTail, PartitionTail, TailSurvey
 from sidetier.cli import exits
 from sidetier.cli.arguments import age_text, most_lines, size_text
 from sidetier.cli.output import Cell, Table, first_rows, range_text, say
-from sidetier.cli.wiring import promotion_places
 from sidetier.config.model import Config
 from sidetier.config.times import time_text
 from sidetier.uploader.promote import Promoted, promote
+from sidetier.uploader.wiring import promotion_places
 
 PARALLEL = 8
 """Partitions that are stored at the same time."""

@@ -5,7 +5,7 @@ Durations are in seconds and sizes in bytes; both accept a unit (`30s`, `5m`, `1
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints
 
@@ -293,6 +293,10 @@ class LogConfig(Part):
     )
 
 
+_HASTY_ATTEMPTS: Final = 3
+_HASTY_SECONDS: Final = 10.0
+
+
 class Config(Part):
     """The whole configuration of one sidecar."""
 
@@ -322,6 +326,37 @@ class Config(Part):
     fleet: FleetConfig = Field(
         default=FleetConfig(), description="Sidecars of all brokers, for `sidetier fleet`."
     )
+
+    def with_storage(self, **changes: object) -> Self:
+        """Return the configuration with other settings of `storage`."""
+        storage = self.storage.model_copy(update=changes)
+        return self.model_copy(update={"storage": storage})
+
+    def with_few_retries(self) -> Self:
+        """Return the configuration with few retries, so that reads of records fail soon.
+
+        Each attempt keeps the configured deadline: a slow store answers within it.
+        """
+        retry = self.storage.retry
+        changes = {
+            "attempts": min(retry.attempts, _HASTY_ATTEMPTS),
+            "max_elapsed": min(retry.max_elapsed, _HASTY_SECONDS),
+        }
+        return self.with_storage(retry=retry.model_copy(update=changes))
+
+    def with_short_timeouts(self) -> Self:
+        """Return the configuration with few retries and short deadlines, so that a command fails
+        soon.
+
+        A silent store uses up the time in one attempt. It is not divided among the attempts: a
+        store that needs longer than a share of it would never be read.
+        """
+        deadline = self.storage.deadline
+        changes = {
+            name: min(getattr(deadline, name), _HASTY_SECONDS)
+            for name in ("base", "connect", "silence")
+        }
+        return self.with_few_retries().with_storage(deadline=deadline.model_copy(update=changes))
 
 
 class ReaderConfig(Config):

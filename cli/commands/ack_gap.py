@@ -15,7 +15,7 @@ from sidetier.cli import kernel
 from sidetier.cli.arguments import PARTITION, topic_name
 from sidetier.cli.options import CommandOptions, argument, option, options
 from sidetier.cli.output import Result, Table
-from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
+from sidetier.cli.stores import open_every_store
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 _OFFSET = click.IntRange(0, 2**63 - 1)
@@ -107,8 +107,8 @@ def command(options: AckGapOptions) -> AckResult:
     Exit codes: 0 the gap is acknowledged, also if it was before; 1 the store does not answer; 2 no
     such gap is recorded, or (--unarchivable) START is below the archive end.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    config = with_short_timeouts(options.call.load(needs_log_dirs=False).config)
-    layout, tp = layout_of(config), TopicPartition(options.topic, options.partition)
+    config = options.call.load(needs_log_dirs=False).config.with_short_timeouts()
+    tp = TopicPartition(options.topic, options.partition)
     gap = OffsetRange(Offset(options.start), Offset(options.end))
     acknowledgement = Acknowledgement(
         options.reason, options.user or _account(), time.time_ns() // 1_000_000
@@ -116,6 +116,7 @@ def command(options: AckGapOptions) -> AckResult:
     with open_every_store(config) as stores:
         store = stores.store(tp.topic)
         acknowledge = accept_loss if options.unarchivable else acknowledge_gap
+        layout = stores.layout
         is_new = acknowledge(store, layout, tp, gap, acknowledgement)
     key = layout.acknowledgement_key(layout.gap_key(tp, gap.start, gap.end))
     return AckResult(tp, gap, key, is_new, options.unarchivable)

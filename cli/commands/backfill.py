@@ -14,7 +14,6 @@ from sidetier.cli.output import Cell, Table, range_text, say
 from sidetier.cli.progress import shown
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import reporting_waits
-from sidetier.cli.wiring import ConfiguredBackfill
 from sidetier.uploader.backfill import (
     Backfill,
     BackfillPlan,
@@ -23,6 +22,7 @@ from sidetier.uploader.backfill import (
     PartitionOutcome,
     PartitionPlan,
 )
+from sidetier.uploader.wiring import ConfiguredBackfill
 
 UNCOMMITTED_HINT = (
     "the high watermark is unknown: start the broker, or use --assume-committed if these log dirs "

@@ -7,7 +7,6 @@ import click
 
 from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import BOOTSTRAP, most_lines, sidecar_url, size_text
-from sidetier.cli.inspect.cluster import ReplicaSet, need_cluster
 from sidetier.cli.inspect.facts import (
     BrokerFacts,
     BrokerQuestion,
@@ -19,7 +18,8 @@ from sidetier.cli.inspect.loss import Risk, only_on_store, risks_of
 from sidetier.cli.options import CommandOptions, argument, options
 from sidetier.cli.output import Cell, Table, first_rows, range_text
 from sidetier.config.problems import first_of
-from sidetier.segments.errors import LeadershipUnavailableError
+from sidetier.leadership.cluster_map import ReplicaSet, open_cluster
+from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +208,13 @@ def command(options: LoseOptions) -> LoseResult:
     Exit codes: 0 yes, it can be lost; 3 no; 1 no broker answers.
     """  # noqa: D301 -- \b is click's marker and must be one character
     config = options.call.load().config
+    cluster = open_cluster(config, options.bootstrap)
+    if cluster is None:
+        raise ConfigurationError(
+            "broker.bootstrap_servers is not set: give the cluster's address by --bootstrap-server"
+        )
     try:
-        question = BrokerQuestion(config, options.broker, options.sidecar)
-        facts = gather_broker(question, need_cluster(config, options.bootstrap))
+        facts = gather_broker(BrokerQuestion(config, options.broker, options.sidecar), cluster)
     except LeadershipUnavailableError as error:
         raise LeadershipUnavailableError(
             f"{error}; --bootstrap-server names another broker"

@@ -17,7 +17,7 @@ from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import PARTITION, size_text, topic_name
 from sidetier.cli.options import CommandOptions, argument, option, options
 from sidetier.cli.output import Cell, Table
-from sidetier.cli.stores import open_every_store, with_short_timeouts
+from sidetier.cli.stores import open_every_store
 from sidetier.segments.offsets import TopicPartition
 
 
@@ -169,7 +169,7 @@ def command(options: LsOptions) -> PartitionsResult | SegmentsResult:
     Exit codes: 0 no problem; 2 nothing is archived of the named topic or partition; 3 something is
     missing or cannot be parsed.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    config = with_short_timeouts(options.call.load(needs_log_dirs=False).config)
+    config = options.call.load(needs_log_dirs=False).config.with_short_timeouts()
     topic, partition, quick = options.topic, options.partition, options.quick
     result: PartitionsResult | SegmentsResult
     with open_every_store(config, connections=REQUESTS) as archive:

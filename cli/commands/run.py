@@ -14,12 +14,12 @@ from sidetier.cli.invocation import Invocation
 from sidetier.cli.lean_structlog import structlog
 from sidetier.cli.options import CONFIGURATION, option, options
 from sidetier.cli.signals import handled_signals
-from sidetier.cli.wiring import daemon, http_server
 from sidetier.config.startup import LocalMachine, missing_log_dirs, missing_reason
 from sidetier.telemetry.logs import configure_logs
 from sidetier.telemetry.metrics import Metrics, create_registry
 from sidetier.telemetry.status import Condition, StatusSnapshot
 from sidetier.uploader.clock import SYSTEM_CLOCK
+from sidetier.uploader.wiring import daemon, http_server
 
 if TYPE_CHECKING:
     from sidetier.config.loading import LoadedConfig

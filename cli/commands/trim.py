@@ -9,7 +9,6 @@ from sidetier.cli.inspect.local_retention import group_json, trim_json
 from sidetier.cli.options import CommandOptions, option, options
 from sidetier.cli.output import Table, first_rows
 from sidetier.cli.stores import reporting_waits
-from sidetier.cli.wiring import trim_once
 from sidetier.uploader.trim.groups_behind import (
     CATCH_UP,
     READ_THE_ARCHIVE,
@@ -18,6 +17,7 @@ from sidetier.uploader.trim.groups_behind import (
     in_topics,
 )
 from sidetier.uploader.trim.single_pass import TrimReport, TrimRequest
+from sidetier.uploader.wiring import trim_once
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from sidetier.cli.consume.request import Formats, RecordFormat, RecordOutput
 from sidetier.cli.extras import needs_extra
 from sidetier.cli.output import OutputFormat, Table, emit, range_text, say
 from sidetier.cli.progress import Update, records_shown
-from sidetier.cli.stores import with_few_retries
 from sidetier.config.model import Config
 from sidetier.consumer.topic_reading.reading import PartitionReading, TopicReading, open_reading
 from sidetier.consumer.topic_reading.request import TopicReadRequest
@@ -100,7 +99,7 @@ def consume(
         SidetierError: Some or all of the records cannot be read.
         BrokenPipeError: The program that reads the output has closed it.
     """
-    patient = config if request.follow else with_few_retries(config)
+    patient = config if request.follow else config.with_few_retries()
     with open_reading(patient, request, say) as reading:
         writer = writer_of(written, sys.stdout.buffer, *_decoders(written.formats))
         code = exits.OK

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from sidetier.cli.inspect.cluster import Cluster, open_cluster
 from sidetier.config.model import Config
 from sidetier.leadership.cluster import as_texts
+from sidetier.leadership.cluster_map import Cluster, open_cluster
 from sidetier.mirror.drill.sample import RecordSource
 from sidetier.mirror.hydrate.plan import PlannedPartition
 from sidetier.mirror.hydrate.verify import BrokerSide

@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.cli.inspect.cluster import Cluster
-from sidetier.cli.stores import open_every_store, with_short_timeouts
+from sidetier.cli.stores import open_every_store
 from sidetier.config.model import Config
+from sidetier.leadership.cluster_map import Cluster
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.uploader.clock import SYSTEM_CLOCK
@@ -82,7 +82,7 @@ def _gather(
     reach: Mapping[TopicPartition, Offset],
 ) -> GroupFacts:
     # Loads the client that reads groups: only where a log does not have all records.
-    from sidetier.cli.wiring import consumer_groups  # noqa: PLC0415
+    from sidetier.uploader.wiring import consumer_groups  # noqa: PLC0415
 
     source = consumer_groups(config)
     read = source.committed_offsets((), None)
@@ -113,7 +113,7 @@ def _archived(
     if not partitions:
         return {}
     with (
-        open_every_store(with_short_timeouts(config)) as stores,
+        open_every_store(config.with_short_timeouts()) as stores,
         ThreadPoolExecutor(_AT_ONCE, "doctor") as helpers,
     ):
         names = sorted(partitions)

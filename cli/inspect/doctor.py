@@ -9,21 +9,21 @@ from typing import Final
 
 from sidetier.archive.objects.layout import check_note, second_archive
 from sidetier.cli.arguments import age_text, size_text
-from sidetier.cli.inspect.cluster import number
 from sidetier.cli.inspect.consumer_groups import GroupFacts
 from sidetier.cli.inspect.encryption import KeyFacts
 from sidetier.cli.inspect.facts import DoctorFacts, TopicFacts, roll_rules
 from sidetier.cli.inspect.host import LogDirFacts
 from sidetier.cli.inspect.sidecar import SidecarState
 from sidetier.cli.inspect.store import StoreFacts
-from sidetier.cli.stores import layout_of
 from sidetier.config.contradictions import early_costs
 from sidetier.config.problems import dotted, first_of
 from sidetier.config.topic_patterns import selections
 from sidetier.config.units import format_duration
 from sidetier.config.uploader import daily_requests
 from sidetier.leadership.cluster import topic_config
+from sidetier.leadership.cluster_map import number
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.telemetry.status import PartitionState, PartitionStatus
 from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.trim.decision import topic_hindrance, topic_id_hindrance
@@ -459,7 +459,8 @@ def _failed_key(key: KeyFacts) -> Finding:
 
 
 def _layout(facts: DoctorFacts, store: StoreFacts) -> Finding:
-    layout = layout_of(facts.config)
+    config = facts.config
+    layout = ArchiveLayout(config.cluster.name, config.storage.prefix_entropy_bits)
     if store.note is None:
         return ok("layout", f"no layout note yet: nothing is archived of cluster {layout.cluster}")
     try:

@@ -8,7 +8,7 @@ from typing import Final
 
 from sidetier.archive.access import ArchiveAccess, encryption_settings
 from sidetier.archive.objects.key_fingerprints import check_stored_fingerprints
-from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
+from sidetier.cli.stores import open_every_store
 from sidetier.config.model import Config
 from sidetier.config.storage import EncryptionConfig
 from sidetier.config.types import matches_any
@@ -19,7 +19,6 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     SidetierError,
 )
-from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.listing import read_listing
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
@@ -75,17 +74,14 @@ def stored_facts(
     encryption = config.storage.encryption
     if encryption is None:
         return (), ()
-    layout = layout_of(config)
-    with open_every_store(with_short_timeouts(config)) as stores:
+    with open_every_store(config.with_short_timeouts()) as stores:
         return (
-            tuple(_other_fingerprints(stores, layout, encryption)),
-            tuple(_undecryptable(stores, layout, encryption, directories)),
+            tuple(_other_fingerprints(stores, encryption)),
+            tuple(_undecryptable(stores, encryption, directories)),
         )
 
 
-def _other_fingerprints(
-    stores: ArchiveAccess, layout: ArchiveLayout, encryption: EncryptionConfig
-) -> Iterator[str]:
+def _other_fingerprints(stores: ArchiveAccess, encryption: EncryptionConfig) -> Iterator[str]:
     """Compare the keys in files and variables with the fingerprints on each store.
 
     Makes one request for each of them.
@@ -94,16 +90,13 @@ def _other_fingerprints(
     for store in stores.by_endpoint.values():
         for key in keys:
             try:
-                check_stored_fingerprints(store, layout, EncryptionSettings(keys=(key,)))
+                check_stored_fingerprints(store, stores.layout, EncryptionSettings(keys=(key,)))
             except (ConfigurationError, MalformedObjectError) as error:
                 yield str(error)
 
 
 def _undecryptable(
-    stores: ArchiveAccess,
-    layout: ArchiveLayout,
-    encryption: EncryptionConfig,
-    directories: Mapping[TopicPartition, str],
+    stores: ArchiveAccess, encryption: EncryptionConfig, directories: Mapping[TopicPartition, str]
 ) -> Iterator[str]:
     """Read a byte of stored segments of a few encrypted partitions; yield why one cannot be read.
 
@@ -114,7 +107,7 @@ def _undecryptable(
     for tp in chosen[:_MAX_PARTITIONS]:
         closed = read_listing(list_names(directories[tp])).closed
         for base in sorted({segment.base_offset for segment in (*closed[:1], *closed[-1:])}):
-            key = layout.object_key(tp, base, FileKind.LOG)
+            key = stores.layout.object_key(tp, base, FileKind.LOG)
             try:
                 with stores.store(tp.topic).get_object_input_stream(key, 0, 1) as stream:
                     stream.read()

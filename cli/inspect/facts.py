@@ -18,15 +18,6 @@ from sidetier.archive.inventory.stored_partition import NO_WATERMARK
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.quarantine import read_pending_plan
 from sidetier.cli.inspect.archive import ArchivedOffset, ArchivedPartition
-from sidetier.cli.inspect.cluster import (
-    Cluster,
-    ClusterMap,
-    LogOffsets,
-    ReplicaSet,
-    Settings,
-    number,
-    open_cluster,
-)
 from sidetier.cli.inspect.consumer_groups import GroupFacts, gather_groups
 from sidetier.cli.inspect.encryption import KeyFacts, key_facts, stored_facts
 from sidetier.cli.inspect.host import HostFacts, host_facts
@@ -42,11 +33,20 @@ from sidetier.cli.inspect.sidecar import (
     with_conditions,
 )
 from sidetier.cli.inspect.store import StoreFacts, store_facts
-from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
+from sidetier.cli.stores import open_every_store
 from sidetier.config.model import Config
 from sidetier.config.startup import LocalMachine, check_machine
 from sidetier.config.uploader import EarlyLimits
 from sidetier.leadership.cluster import topic_config
+from sidetier.leadership.cluster_map import (
+    Cluster,
+    ClusterMap,
+    LogOffsets,
+    ReplicaSet,
+    Settings,
+    number,
+    open_cluster,
+)
 from sidetier.segments.errors import (
     ArchiveError,
     ConfigurationError,
@@ -306,10 +306,9 @@ def _sidecar_partition(question: RecordQuestion) -> SidecarPartition:
 
 
 def _archived_offset(question: RecordQuestion) -> ArchivedOffset:
-    config, tp = with_short_timeouts(question.config), question.topic_partition
-    with open_every_store(config) as stores:
-        url = config.storage.target(tp.topic).url
-        return ArchivedPartition(stores.partition(tp), url).about(question.offset)
+    tp = question.topic_partition
+    with open_every_store(question.config.with_short_timeouts()) as stores:
+        return ArchivedPartition(stores.partition(tp), stores.url(tp.topic)).about(question.offset)
 
 
 def _cluster_answer(question: RecordQuestion) -> _ClusterAnswer:
@@ -444,15 +443,14 @@ def _with_archives(
     topic_ids: Mapping[str, str],
 ) -> list[PartitionFacts]:
     try:
-        with open_every_store(with_short_timeouts(config)) as stores:
-            return _read_archives(partitions, config, stores, cluster_id, topic_ids)
+        with open_every_store(config.with_short_timeouts()) as stores:
+            return _read_archives(partitions, stores, cluster_id, topic_ids)
     except ConfigurationError as error:  # such as a missing directory
         return [_unread(partition, str(error)) for partition in partitions]
 
 
 def _read_archives(
     partitions: list[PartitionFacts],
-    config: Config,
     stores: ArchiveAccess,
     cluster_id: str | None,
     topic_ids: Mapping[str, str],
@@ -460,7 +458,7 @@ def _read_archives(
     """Read the `offset.wm` of each partition whose store answers, if it is of these brokers and
     topics.
     """
-    layout = layout_of(config)
+    layout = stores.layout
     # Check each store once: an unreachable store would cost a timeout for each of its partitions.
     problems: dict[int, str | None] = {}
     for store in stores.by_endpoint.values():
@@ -673,7 +671,7 @@ def gather_host(
     try:
         # Without keys, which have a check of their own.
         cluster_id = None if machine.identity is None else machine.identity.cluster_id
-        plain = _without_encryption(config)
+        plain = config.with_storage(encryption=None)
         stores.extend(store_facts(plain, cluster_id, try_conditions=try_conditions))
     except SidetierError as error:  # such as a missing directory or driver
         problems["store"] = str(error)
@@ -721,11 +719,6 @@ def _logs_in(directory: str) -> list[Path]:
         return sorted(Path(directory).glob("*.log"))
     except OSError:  # the log dir has a finding
         return []
-
-
-def _without_encryption(config: Config) -> Config:
-    storage = config.storage.model_copy(update={"encryption": None})
-    return config.model_copy(update={"storage": storage})
 
 
 def _with_cluster(
@@ -790,7 +783,7 @@ def _within_segments(
     """
     names = sorted(directories)
     with (
-        open_every_store(with_short_timeouts(config)) as stores,
+        open_every_store(config.with_short_timeouts()) as stores,
         ThreadPoolExecutor(_AT_ONCE, "doctor") as pool,
     ):
         ends = list(zip(names, pool.map(lambda tp: stores.partition(tp).end(), names), strict=True))

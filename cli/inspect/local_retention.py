@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
+from sidetier.cli.stores import open_every_store
 from sidetier.config.model import Config
 from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader.trim.decision import Trim
@@ -64,10 +64,10 @@ def gather_retention(config: Config, tp: TopicPartition) -> PartitionRetention |
     if directory is None:
         return None
     # Loads the client that reads committed offsets: only where a topic has local retention.
-    from sidetier.cli.wiring import identify, trimmer_maker  # noqa: PLC0415
+    from sidetier.uploader.wiring import identify, trimmer_maker  # noqa: PLC0415
 
     new_trimmer = trimmer_maker(config, identify(config))
-    with open_every_store(with_short_timeouts(config)) as stores:
-        place = ArchiveAt(stores.store(tp.topic), layout_of(config))
+    with open_every_store(config.with_short_timeouts()) as stores:
+        place = ArchiveAt(stores.store(tp.topic), stores.layout)
         survey = new_trimmer(lambda _: place).survey([led_partition(tp, directory, place)])
         return PartitionRetention(next(iter(survey.trims), None))

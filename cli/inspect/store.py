@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from sidetier.archive.objects.layout import LayoutNote, other_archives, read_note
 from sidetier.cli.inspect.time_limit import TimeLimit
-from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
+from sidetier.cli.stores import open_every_store
 from sidetier.config.model import Config
 from sidetier.segments.errors import (
     PreconditionFailedError,
@@ -71,12 +71,12 @@ def store_facts(
     Raises:
         SidetierError: A store cannot be opened, such as a missing directory or driver.
     """
-    with open_every_store(with_short_timeouts(config)) as stores:
+    with open_every_store(config.with_short_timeouts()) as stores:
         for endpoint, store in stores.by_endpoint.items():
-            facts = _store(endpoint, store, layout_of(config), try_conditions=try_conditions)
+            facts = _store(endpoint, store, stores.layout, try_conditions=try_conditions)
             if facts.error is None and kafka_cluster_id is not None:
                 with suppress(SidetierError):  # it has just answered
-                    others = other_archives(store, layout_of(config), kafka_cluster_id)
+                    others = other_archives(store, stores.layout, kafka_cluster_id)
                     facts = replace(facts, other_archives=others)
             yield facts
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sidetier.cli.inspect.cluster import ClusterMap, LogOffsets, ReplicaSet, Settings
+from sidetier.leadership.cluster_map import ClusterMap, LogOffsets, ReplicaSet, Settings
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
 from tests.harness.log_dir import CLUSTER_ID

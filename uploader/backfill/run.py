@@ -54,7 +54,7 @@ class BackfillRequest:
 
 
 class BackfillAdapters(Protocol):
-    """The adapters that a backfill works with. `cli.wiring` builds them from the configuration."""
+    """The adapters of a backfill. `uploader.wiring` builds them from the configuration."""
 
     def identity(self) -> MetaProperties:
         """Return the broker and cluster of the log dirs. Raises ConfigurationError."""
@@ -149,7 +149,7 @@ class Backfill:
         config: The configuration, with `log_dirs`.
         request: What is stored.
         adapters: Returns the adapters for the configuration with the changes of the request, such
-            as `cli.wiring.ConfiguredBackfill`.
+            as `uploader.wiring.ConfiguredBackfill`.
 
     Raises:
         ConfigurationError: A log dir is wrong, or a named topic or partition is not in one of the

@@ -23,7 +23,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster where broker 1 leads orders-0 as its only replica."""
     fake = FakeCluster()
     fake.add(TopicPartition("orders", 0), 1, start=0, high_watermark=45)
-    for module in ("inspect.cluster", "inspect.facts"):
+    for module in ("commands.can_i_lose", "inspect.facts"):
         monkeypatch.setattr(f"sidetier.cli.{module}.open_cluster", lambda *_: fake)
 
 

@@ -10,13 +10,13 @@ from sidetier.archive.objects.acknowledgements import Acknowledgement
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.cli.commands.explain import ExplainResult
 from sidetier.cli.inspect.archive import ArchivedOffset, RecordedGap, StoredHolder
-from sidetier.cli.inspect.cluster import LogOffsets, ReplicaSet
 from sidetier.cli.inspect.explain import Gate, Kind, decide
 from sidetier.cli.inspect.facts import Exclusion, RecordFacts, RollRules
 from sidetier.cli.inspect.local_log import LocalLog, LocalSegment, Place
 from sidetier.cli.inspect.local_retention import PartitionRetention
 from sidetier.cli.inspect.sidecar import SidecarPartition
 from sidetier.config.uploader import EarlyLimits
+from sidetier.leadership.cluster_map import LogOffsets, ReplicaSet
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.telemetry.status import (
     PartitionState,

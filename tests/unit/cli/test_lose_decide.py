@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from sidetier.cli.commands.can_i_lose import LoseResult
-from sidetier.cli.inspect.cluster import LogOffsets, ReplicaSet
 from sidetier.cli.inspect.facts import BrokerFacts, Exclusion, PartitionFacts
 from sidetier.cli.inspect.local_log import LocalLog, LocalSegment, Place
 from sidetier.cli.inspect.loss import only_on_store, risks_of
 from sidetier.cli.inspect.sidecar import SidecarPartition
+from sidetier.leadership.cluster_map import LogOffsets, ReplicaSet
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.telemetry.status import PinnedRange
 

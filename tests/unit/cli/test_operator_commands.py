@@ -15,8 +15,8 @@ from sidetier.archive.objects.watermark import (
     read_watermark,
 )
 from sidetier.archive.tail.pack import PackBuilder, TailRow
-from sidetier.cli.inspect.cluster import ReplicaSet
 from sidetier.cli.main import run
+from sidetier.leadership.cluster_map import ReplicaSet
 from sidetier.segments.batches import split_batches
 from sidetier.segments.cluster_state import GroupMember
 from sidetier.segments.epoch_history import EpochHistory
@@ -100,7 +100,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
         "file.delete.delay.ms": "3600000",
         "unclean.leader.election.enable": "false",
     }
-    monkeypatch.setattr("sidetier.cli.inspect.cluster.open_cluster", lambda *_: fake)
+    monkeypatch.setattr("sidetier.cli.commands.can_i_lose.open_cluster", lambda *_: fake)
     monkeypatch.setattr("sidetier.cli.inspect.facts.open_cluster", lambda *_: fake)
     return fake
 
@@ -400,7 +400,7 @@ def test_doctor_names_groups_that_skip_records_at_the_brokers(
     reader = DeletingBroker([])
     reader.committed = {"below": {TP: Offset(15)}, "far": {TP: Offset(20)}, "at": {TP: Offset(45)}}
     reader.members_of = {"below": (GroupMember("billing", "10.0.0.7"),), "far": ()}
-    monkeypatch.setattr("sidetier.cli.wiring.consumer_groups", lambda _: reader)
+    monkeypatch.setattr("sidetier.uploader.wiring.consumer_groups", lambda _: reader)
     [none] = found()
     assert none.startswith("ok: ")
     ground.cluster.add(TP, 1, start=20, high_watermark=45)

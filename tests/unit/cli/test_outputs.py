@@ -107,7 +107,7 @@ def log(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> PartitionLog:
     cli.log_dir.checkpoint_high_watermarks()
     fake = FakeCluster()
     fake.add(log.tp, 1, start=0, high_watermark=45)
-    monkeypatch.setattr("sidetier.cli.inspect.cluster.open_cluster", lambda *_: fake)
+    monkeypatch.setattr("sidetier.cli.commands.can_i_lose.open_cluster", lambda *_: fake)
     monkeypatch.setattr("sidetier.cli.inspect.facts.open_cluster", lambda *_: fake)
     return log
 

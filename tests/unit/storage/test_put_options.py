@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 
-from sidetier.cli.wiring import _UnplacedStore
 from sidetier.segments.errors import ChecksumMismatchError, PreconditionFailedError, StorageError
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.checksums import checksum_of_bytes, to_base64
@@ -20,6 +19,7 @@ from sidetier.storage.port import (
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.s3_requests import put_headers
 from sidetier.storage.settings import S3Settings
+from sidetier.uploader.wiring import _UnplacedStore
 from tests.harness.encryption import AllLogs, encrypting, without_keys
 from tests.harness.intercepted_store import InterceptedStore, SlowStore
 

@@ -8,12 +8,12 @@ import pytest
 import structlog
 from structlog.testing import LogCapture
 
-from sidetier.cli.wiring import _store_calls
 from sidetier.config.loading import load
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.store_calls import StoreCalls
 from sidetier.telemetry.status import PartitionState, StatusSnapshot
+from sidetier.uploader.wiring import _store_calls
 from sidetier.uploader.workers import StoreGate
 from tests.harness.daemons import LAYOUT, RunningDaemon, Site, key_of, place_of, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog

@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 
 from sidetier.archive.objects.key_fingerprints import write_or_check_fingerprint
 from sidetier.archive.objects.layout import other_archives, write_or_check_note
-from sidetier.cli.wiring import daemon
 from sidetier.config.model import Config
 from sidetier.segments.errors import (
     AccessDeniedError,
@@ -29,6 +28,7 @@ from sidetier.storage.port import StorageCapabilities
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.state import segment as segment_state
+from sidetier.uploader.wiring import daemon
 from tests.harness.daemons import LAYOUT, RunningDaemon, stored_logs, stored_next
 from tests.harness.encryption import FIRST as KEY
 from tests.harness.encryption import SECOND as OTHER_KEY

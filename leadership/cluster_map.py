@@ -1,4 +1,4 @@
-"""Facts from the brokers about a cluster: replicas, start and end of each log, and configuration.
+"""What brokers say about a cluster: replicas, start and end of each log, and configuration.
 
 Few requests: one for metadata, and one call each for log start offsets, high watermarks and
 configuration. librdkafka splits a call by leader.
@@ -14,7 +14,7 @@ from confluent_kafka.admin import ConfigResource, ResourceType
 
 from sidetier.config.model import Config
 from sidetier.leadership.cluster import End, admin_client, as_texts, ask_offsets, topic_id_of
-from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
+from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
 
 _TIMEOUT_SECONDS: Final = 10.0
@@ -248,20 +248,6 @@ def open_cluster(config: Config, bootstrap_servers: str | None = None) -> Cluste
     if servers is None:
         return None
     return KafkaCluster(str(servers), as_texts(properties))
-
-
-def need_cluster(config: Config, bootstrap_servers: str | None = None) -> Cluster:
-    """Open the cluster like `open_cluster`.
-
-    Raises:
-        ConfigurationError: No servers are configured or given, or as in `open_cluster`.
-    """
-    cluster = open_cluster(config, bootstrap_servers)
-    if cluster is None:
-        raise ConfigurationError(
-            "broker.bootstrap_servers is not set: give the cluster's address by --bootstrap-server"
-        )
-    return cluster
 
 
 def number(settings: Settings, name: str) -> int | None:

@@ -1,4 +1,6 @@
-"""Composition root: build a daemon from the configuration. Only this module knows every adapter."""
+"""Composition root of the sidecar: build a daemon, a backfill or a pass of local retention from the
+configuration. Only this module knows every adapter.
+"""
 
 import errno
 import socket
@@ -11,7 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, cast
 
-from sidetier.archive.access import ArchiveAccess, require_fencing
+import structlog
+
+from sidetier.archive.access import ArchiveAccess, open_archive, require_fencing
 from sidetier.archive.objects.key_fingerprints import (
     check_stored_fingerprints,
     write_or_check_fingerprint,
@@ -23,8 +27,6 @@ from sidetier.archive.objects.layout import (
     second_archive,
     write_or_check_note,
 )
-from sidetier.cli.lean_structlog import structlog
-from sidetier.cli.stores import open_archive, with_short_timeouts
 from sidetier.config.model import Config, HttpConfig, ZookeeperTlsConfig
 from sidetier.config.problems import Origins, problem_line, raise_problems
 from sidetier.config.retention import LocalRetentionConfig
@@ -330,7 +332,12 @@ def daemon(
         # A backfill, which gives `leadership`, may run beside a sidecar.
         nullcontext() if leadership else sidecar_of_broker(identity) as other_sidecar,
         open_archive(
-            config, connections=connections, observer=metrics, stop=abandoned, calls=calls
+            config.cluster.name,
+            config.storage,
+            connections=connections,
+            observer=metrics,
+            stop=abandoned,
+            calls=calls,
         ) as archive,
     ):
         long_archives = LongArchives()
@@ -665,14 +672,18 @@ def consumer_groups(config: Config) -> ConsumerGroupSource:
         ConfigurationError: No servers are configured, or the client does not support a property of
             `broker.client`.
     """
-    servers = config.broker.bootstrap_servers
-    if servers is None:
-        raise ConfigurationError("broker.bootstrap_servers is not set")
     from sidetier.leadership.consumer_groups import (  # noqa: PLC0415 - only where it is used
         KafkaConsumerGroups,
     )
 
-    return KafkaConsumerGroups(servers, _client_properties(config))
+    return KafkaConsumerGroups(_servers(config), _client_properties(config))
+
+
+def _servers(config: Config) -> str:
+    servers = config.broker.bootstrap_servers
+    if servers is None:
+        raise ConfigurationError("broker.bootstrap_servers is not set")
+    return servers
 
 
 def cluster_state_source(config: Config, ending: threading.Event) -> ClusterStateSource | None:
@@ -742,8 +753,8 @@ class ConfiguredBackfill:
 
     def archive(self, *, read_only: bool) -> AbstractContextManager[ArchiveAccess]:
         """Open the archive."""
-        config = with_short_timeouts(self.config) if read_only else self.config
-        return open_archive(config, calls=self.calls)
+        config = self.config.with_short_timeouts() if read_only else self.config
+        return open_archive(config.cluster.name, config.storage, calls=self.calls)
 
     def daemon(
         self,
@@ -787,21 +798,23 @@ def trim_once(
             another cluster than the log dirs. Nothing was deleted.
         SidetierError: The broker or the store does not answer.
     """
-    from sidetier.cli.inspect.cluster import need_cluster  # noqa: PLC0415 - loads the cluster client
+    from sidetier.leadership.cluster_map import KafkaCluster  # noqa: PLC0415 - loads librdkafka
     from sidetier.uploader.trim.single_pass import check_request, trim  # noqa: PLC0415 - as above
     from sidetier.uploader.trim.trimmer import CHECK_THREADS  # noqa: PLC0415 - as above
 
     check_request(config, request)
     identity = identify(config)
     new_trimmer = trimmer_maker(config, identity, all_groups=True)
-    cluster = need_cluster(config).map()
+    cluster = KafkaCluster(_servers(config), _client_properties(config)).map()
     if cluster.cluster_id != identity.cluster_id:
         raise ConfigurationError(
             f"broker.bootstrap_servers belong to Kafka cluster {cluster.cluster_id}, and the log "
             f"dirs to {identity.cluster_id}: check broker.bootstrap_servers and log_dirs"
         )
     leaders = {tp: replicas.leader for tp, replicas in cluster.partitions.items()}
-    with open_archive(config, connections=CHECK_THREADS, calls=calls) as archive:
+    with open_archive(
+        config.cluster.name, config.storage, connections=CHECK_THREADS, calls=calls
+    ) as archive:
         # A key with the right name and other bytes would show only when a record is read back.
         check_archive(config, archive, identity)
         return trim(config, request, identity.broker_id, leaders, archive, new_trimmer)
