@@ -9,7 +9,7 @@ import click
 
 from sidetier.archive.positions import Position, parse_position
 from sidetier.cli.options import Parsed, option, options
-from sidetier.config import units
+from sidetier.config import times, units
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES, LARGEST_MAX_BATCH_BYTES
 from sidetier.config.times import is_before_now, parse_time
 from sidetier.config.units import parse_size
@@ -178,6 +178,12 @@ def above_end_text(tp: TopicPartition, bases: Sequence[int], end: int) -> str:
 def size_text(size: int | None) -> str | None:
     """Return a size in bytes as text for people; None if the size is unknown."""
     return None if size is None else units.size_text(size)
+
+
+def time_text(milliseconds: int | None) -> str | None:
+    """Return ms since 1970 as date and time; None if unknown, which is -1 in Kafka."""
+    known = milliseconds is not None and milliseconds >= 0
+    return times.time_text(milliseconds) if known else None
 
 
 def age_text(seconds: float | None) -> str | None:

@@ -2,10 +2,10 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Protocol, TextIO
+from typing import Any, Final, Protocol, TextIO, TypeVar
 
 import click
 
@@ -43,6 +43,9 @@ class OutputFormat(StrEnum):
 
 
 Cell = str | int | float | None
+Row = TypeVar("Row")
+Columns = Mapping[str, Callable[[Row], Cell]]
+"""The name of each column, and its cell of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,22 @@ class Table:
     title: str | None = None
     footer: str | None = None
     """A line below the rows, such as totals."""
+
+
+def table_of(
+    rows: Sequence[Row],
+    columns: Columns[Row],
+    footer: str | None = None,
+    *,
+    optional: Collection[str] = (),
+) -> Table:
+    """Return a table; without rows, only its footer is shown.
+
+    A column of `optional` is left out if all its cells are None or 0.
+    """
+    cells = {name: [cell(row) for row in rows] for name, cell in columns.items()}
+    shown = [name for name in cells if rows and (name not in optional or any(cells[name]))]
+    return Table(tuple(shown), [*zip(*(cells[name] for name in shown), strict=True)], footer=footer)
 
 
 MAX_ROWS: Final = 40

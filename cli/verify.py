@@ -14,7 +14,7 @@ from sidetier.archive.verify.run import VerifyReport, VerifyRequest, verify
 from sidetier.cli import exits
 from sidetier.cli.arguments import age_text, most_lines, size_text
 from sidetier.cli.metrics_file import previous_value, write_metrics_file
-from sidetier.cli.output import Table, range_text
+from sidetier.cli.output import Columns, Table, range_text, table_of
 from sidetier.cli.progress import shown
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import open_archive, reporting_waits
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 _SHOWN_INFOS: Final = frozenset({FindingKind.ACKNOWLEDGED_GAP})
 """Kinds of severity info that the table shows without --all."""
 _MAX_ROWS: Final = 1000
+_COLUMNS: Final[Columns[Finding]] = {
+    "SEVERITY": lambda finding: finding.severity.value,
+    "KIND": lambda finding: finding.kind.value,
+    "PARTITION": lambda finding: str(finding.topic_partition),
+    "OFFSETS": lambda finding: range_text(*finding.offsets) if finding.offsets else None,
+    "OBJECT": lambda finding: finding.key,
+    "DETAIL": lambda finding: finding.detail,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +90,6 @@ class VerifyResult:
         """Return a row for each finding, the remedies, and what could not be read."""
         rows = [f for f in self.findings if self.show_all or _is_shown(f)]
         hidden = Counter(f.kind.value for f in self.findings if f not in set(rows))
-        columns = ("SEVERITY", "KIND", "PARTITION", "OFFSETS", "OBJECT", "DETAIL")
-        cells = [
-            (
-                finding.severity.value,
-                finding.kind.value,
-                str(finding.topic_partition),
-                None if finding.offsets is None else range_text(*finding.offsets),
-                finding.key,
-                finding.detail,
-            )
-            for finding in rows[:_MAX_ROWS]
-        ]
         notes = [f"and {len(rows) - _MAX_ROWS} more"] if len(rows) > _MAX_ROWS else []
         notes += [
             f"{kind.value}: {next(f.remedy for f in rows if f.kind is kind)}"
@@ -106,7 +102,7 @@ class VerifyResult:
             counts = ", ".join(f"{count} {kind}" for kind, count in sorted(hidden.items()))
             notes.append(f"not shown (--all): {counts}")
         notes.append(self._summary())
-        return (Table(columns if cells else (), cells, footer="\n".join(notes)),)
+        return (table_of(rows[:_MAX_ROWS], _COLUMNS, "\n".join(notes)),)
 
     def _summary(self) -> str:
         totals = self.report.totals

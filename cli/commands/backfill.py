@@ -4,13 +4,13 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import most_lines, size_text, topic_name
 from sidetier.cli.extras import quiet_logs
 from sidetier.cli.options import CommandOptions, option, options
-from sidetier.cli.output import Cell, Table, range_text, say
+from sidetier.cli.output import Columns, Table, range_text, say, table_of
 from sidetier.cli.progress import shown
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import reporting_waits
@@ -58,7 +58,6 @@ class PlanResult:
             for partition in self.plan.partitions
             if partition.log_start is not None or partition.problem
         ]
-        columns = ("PARTITION", "ON DISK", "ARCHIVED UP TO", "TO STORE", "SIZE")
         total = f"{self.plan.segments} segments, {size_text(self.plan.size)}"
         footer = f"dry run, nothing was written: {total} to store of {len(shown)} partitions"
         idle = len(self.plan.partitions) - len(shown)
@@ -68,9 +67,7 @@ class PlanResult:
             footer += f"\n{UNCOMMITTED_HINT}"
         notes = [f"{p.topic_partition}: {'; '.join(_notes(p))}" for p in shown if _notes(p)]
         footer = "\n".join([*most_lines(notes), *self.plan.unreadable, footer])
-        if not shown:
-            return (Table((), footer=footer),)
-        return (Table(columns, [_plan_cells(partition) for partition in shown], footer=footer),)
+        return (table_of(shown, _PLAN_COLUMNS, footer),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +106,6 @@ class OutcomeResult:
         shown.sort(
             key=lambda partition: not (partition.left or partition.gap_records or partition.why)
         )
-        columns = ("PARTITION", "STORED", "SIZE", "ARCHIVED UP TO", "LEFT")
         problems = [f"{o.plan.topic_partition}: {text}" for o in shown if (text := _problem(o))]
         segments = sum(partition.stored.segments for partition in partitions)
         footer = f"{segments} segments, {size_text(sum(o.stored.size for o in partitions))} stored"
@@ -123,21 +119,18 @@ class OutcomeResult:
         elif any(partition.left and partition.plan.uncommitted for partition in partitions):
             footer += f"\n{UNCOMMITTED_HINT}"
         footer = "\n".join([*most_lines(problems), *self.report.unreadable, footer])
-        if not shown:
-            return (Table((), footer=footer),)
-        return (Table(columns, [_outcome_cells(partition) for partition in shown], footer=footer),)
+        return (table_of(shown, _OUTCOME_COLUMNS, footer),)
 
 
-def _plan_cells(partition: PartitionPlan) -> Sequence[Cell]:
-    return (
-        str(partition.topic_partition),
-        None
-        if partition.log_start is None
-        else range_text(partition.log_start, partition.closed_end),
-        partition.next_offset,
-        len(partition.due) if partition.refused is None else 0,
-        size_text(partition.size if partition.refused is None else 0),
-    )
+_PLAN_COLUMNS: Final[Columns[PartitionPlan]] = {
+    "PARTITION": lambda plan: str(plan.topic_partition),
+    "ON DISK": lambda plan: (
+        None if plan.log_start is None else range_text(plan.log_start, plan.closed_end)
+    ),
+    "ARCHIVED UP TO": lambda plan: plan.next_offset,
+    "TO STORE": lambda plan: len(plan.due) if plan.refused is None else 0,
+    "SIZE": lambda plan: size_text(plan.size if plan.refused is None else 0),
+}
 
 
 def _notes(partition: PartitionPlan) -> Sequence[str]:
@@ -168,14 +161,13 @@ def _plan_fields(partition: PartitionPlan) -> dict[str, Any]:
     }
 
 
-def _outcome_cells(partition: PartitionOutcome) -> Sequence[Cell]:
-    return (
-        str(partition.plan.topic_partition),
-        partition.stored.segments,
-        size_text(partition.stored.size),
-        partition.next_offset,
-        partition.left,
-    )
+_OUTCOME_COLUMNS: Final[Columns[PartitionOutcome]] = {
+    "PARTITION": lambda outcome: str(outcome.plan.topic_partition),
+    "STORED": lambda outcome: outcome.stored.segments,
+    "SIZE": lambda outcome: size_text(outcome.stored.size),
+    "ARCHIVED UP TO": lambda outcome: outcome.next_offset,
+    "LEFT": lambda outcome: outcome.left,
+}
 
 
 def _problem(partition: PartitionOutcome) -> str | None:

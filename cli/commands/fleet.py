@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -17,11 +17,11 @@ from sidetier.cli.commands.serve import ADDRESS, Address, is_loopback, parse_add
 from sidetier.cli.inspect.sidecar import FleetTls, ask_page, bearer_token_of, checked_url
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, OUTPUT, group, option, options
-from sidetier.cli.output import Cell, OutputFormat, Table
+from sidetier.cli.output import Columns, OutputFormat, Table, table_of
 from sidetier.config.fleet import FleetConfig
 from sidetier.config.types import SecretRef
 from sidetier.segments.errors import ConfigurationError
-from sidetier.telemetry.fleet import Fleet, FleetSidecar, by_cluster, url_of_address
+from sidetier.telemetry.fleet import Fields, Fleet, FleetSidecar, by_cluster, url_of_address
 from sidetier.telemetry.partition_page import PartitionQuery
 from sidetier.telemetry.status import Condition, StatusSnapshot
 
@@ -51,21 +51,9 @@ class FleetResult:
 
     def as_tables(self) -> Sequence[Table]:
         """Return one row for each sidecar, and a summary of each cluster as footer."""
-        columns = (
-            "SIDECAR",
-            "CLUSTER",
-            "BROKER",
-            "STATE",
-            "VERSION",
-            "PARTITIONS",
-            "PROBLEMS",
-            "NOT ARCHIVED",
-            "OLDEST",
-            "WORST PARTITION",
-        )
         reasons = [f"{s.address}: {s.reason}" for s in self.sidecars if not s.ready]
         footer = "\n".join([*most_lines(reasons), *self._summaries()])
-        return (Table(columns, [_cells(sidecar) for sidecar in self.sidecars], footer=footer),)
+        return (table_of(self.sidecars, _COLUMNS, footer),)
 
     def _summaries(self) -> Sequence[str]:
         """Return a line for all sidecars, and one for each cluster, whose sums are its own."""
@@ -89,22 +77,26 @@ def _sums_text(sidecars: Sequence[FleetSidecar]) -> str:
     )
 
 
-def _cells(sidecar: FleetSidecar) -> Sequence[Cell]:
-    if sidecar.answer is None:
-        return sidecar.address, None, None, "unreachable", None, None, None, None, None, None
-    totals = sidecar.totals
-    return (
-        sidecar.address,
-        sidecar.answer["cluster"],
-        sidecar.answer["broker_id"],
-        "ready" if sidecar.ready else "not ready",
-        sidecar.answer["version"],
-        totals["partitions"],
-        sidecar.problems,
-        size_text(totals["unarchived_bytes"]),
-        age_text(totals["oldest_age_seconds"]),
-        sidecar.worst or None,
-    )
+def _answer(sidecar: FleetSidecar) -> Fields:
+    return sidecar.answer or {}
+
+
+_COLUMNS: Final[Columns[FleetSidecar]] = {
+    "SIDECAR": lambda sidecar: sidecar.address,
+    "CLUSTER": lambda sidecar: _answer(sidecar).get("cluster"),
+    "BROKER": lambda sidecar: _answer(sidecar).get("broker_id"),
+    "STATE": lambda sidecar: (
+        "unreachable" if sidecar.answer is None else "ready" if sidecar.ready else "not ready"
+    ),
+    "VERSION": lambda sidecar: _answer(sidecar).get("version"),
+    "PARTITIONS": lambda sidecar: sidecar.totals["partitions"] if sidecar.answer else None,
+    "PROBLEMS": lambda sidecar: sidecar.problems if sidecar.answer else None,
+    "NOT ARCHIVED": lambda sidecar: (
+        size_text(sidecar.totals["unarchived_bytes"]) if sidecar.answer else None
+    ),
+    "OLDEST": lambda sidecar: age_text(sidecar.totals["oldest_age_seconds"]),
+    "WORST PARTITION": lambda sidecar: sidecar.worst or None,
+}
 
 
 def _host_and_port(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from typing import Final
 
 from sidetier.archive.inventory.overview import (
     REQUESTS,
@@ -14,9 +14,9 @@ from sidetier.archive.inventory.overview import (
 )
 from sidetier.archive.topics import not_archived
 from sidetier.cli import exits, kernel
-from sidetier.cli.arguments import PARTITION, size_text, topic_name
+from sidetier.cli.arguments import PARTITION, size_text, time_text, topic_name
 from sidetier.cli.options import CommandOptions, argument, option, options
-from sidetier.cli.output import Cell, Table
+from sidetier.cli.output import Columns, Table, table_of
 from sidetier.cli.stores import open_every_store
 from sidetier.segments.offsets import TopicPartition
 
@@ -29,14 +29,10 @@ class PartitionsResult:
     partitions: Sequence[PartitionOverview]
 
     @property
-    def has_problems(self) -> bool:
-        """Whether any partition has a problem."""
-        return any(partition.problem for partition in self.partitions)
-
-    @property
     def exit_code(self) -> int:
         """FINDINGS for a problem."""
-        return exits.FINDINGS if self.has_problems else exits.OK
+        has_problem = any(partition.problem for partition in self.partitions)
+        return exits.FINDINGS if has_problem else exits.OK
 
     def as_json(self) -> object:
         """Return the partitions, with sizes in bytes."""
@@ -44,39 +40,25 @@ class PartitionsResult:
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each partition, and totals. Problems add a PROBLEM column."""
-        columns = (
-            "TOPIC",
-            "PARTITION",
-            "SEGMENTS",
-            "SIZE",
-            "FIRST OFFSET",
-            "ARCHIVED UP TO",
-            "LAST SEGMENT",
-            "NOT COMMITTED",
-            "PROBLEM",
-        )
         if not self.partitions:
             return (Table((), footer=f"the archive of cluster {self.cluster} is empty"),)
         segments = sum(partition.segments for partition in self.partitions)
         size = size_text(sum(partition.size_bytes for partition in self.partitions))
         footer = f"{len(self.partitions)} partitions, {segments} segments, {size}"
-        width = len(columns) if self.has_problems else len(columns) - 1
-        cells = [_partition_cells(partition)[:width] for partition in self.partitions]
-        return (Table(columns[:width], cells, footer=footer),)
+        return (table_of(self.partitions, _PARTITION_COLUMNS, footer, optional=("PROBLEM",)),)
 
 
-def _partition_cells(partition: PartitionOverview) -> Sequence[Cell]:
-    return (
-        partition.topic,
-        partition.partition,
-        partition.segments,
-        size_text(partition.size_bytes),
-        partition.first_offset,
-        partition.next_offset,
-        partition.watermark,
-        partition.segments_above_watermark,
-        partition.problem,
-    )
+_PARTITION_COLUMNS: Final[Columns[PartitionOverview]] = {
+    "TOPIC": lambda partition: partition.topic,
+    "PARTITION": lambda partition: partition.partition,
+    "SEGMENTS": lambda partition: partition.segments,
+    "SIZE": lambda partition: size_text(partition.size_bytes),
+    "FIRST OFFSET": lambda partition: partition.first_offset,
+    "ARCHIVED UP TO": lambda partition: partition.next_offset,
+    "LAST SEGMENT": lambda partition: partition.watermark,
+    "NOT COMMITTED": lambda partition: partition.segments_above_watermark,
+    "PROBLEM": lambda partition: partition.problem,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +86,6 @@ class SegmentsResult:
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each segment. The footer shows the archive end offset."""
-        columns = ("BASE OFFSET", "NEXT OFFSET", "SIZE", "LAST RECORD (UTC)", "FILES", "COMMITTED")
         overview, watermark = self.overview, self.overview.end.watermark
         size = size_text(sum(segment.size_bytes or 0 for segment in overview.segments))
         footer = f"{len(overview.segments)} segments, {size} below {overview.uri}; "
@@ -116,27 +97,19 @@ class SegmentsResult:
             footer += f"archived up to {overview.end.next_offset}"
         if overview.problem is not None:
             footer += f"\nproblem: {overview.problem}"
-        return (Table(columns, [_segment_cells(row) for row in overview.segments], footer=footer),)
+        return (table_of(overview.segments, _SEGMENT_COLUMNS, footer),)
 
 
-def _segment_cells(segment: SegmentOverview) -> Sequence[Cell]:
-    return (
-        segment.base_offset,
-        segment.next_offset,
-        size_text(segment.size_bytes),
-        _time_text(segment.max_timestamp_ms),
-        " ".join(segment.files),
-        "below start" if segment.below_start else "no" if segment.above_watermark else "yes",
-    )
-
-
-def _time_text(milliseconds: int | None) -> str | None:
-    if milliseconds is None or milliseconds < 0:
-        return None
-    try:
-        return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except (OverflowError, ValueError):
-        return str(milliseconds)  # a producer can send any timestamp
+_SEGMENT_COLUMNS: Final[Columns[SegmentOverview]] = {
+    "BASE OFFSET": lambda segment: segment.base_offset,
+    "NEXT OFFSET": lambda segment: segment.next_offset,
+    "SIZE": lambda segment: size_text(segment.size_bytes),
+    "LAST RECORD (UTC)": lambda segment: time_text(segment.max_timestamp_ms),
+    "FILES": lambda segment: " ".join(segment.files),
+    "COMMITTED": lambda segment: (
+        "below start" if segment.below_start else "no" if segment.above_watermark else "yes"
+    ),
+}
 
 
 @options

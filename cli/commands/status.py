@@ -16,7 +16,7 @@ from sidetier.cli.inspect.sidecar import (
     with_conditions,
 )
 from sidetier.cli.options import CommandOptions, option, options
-from sidetier.cli.output import Cell, Table
+from sidetier.cli.output import Columns, Table, table_of
 from sidetier.config.problems import suggestion
 from sidetier.config.times import time_text
 from sidetier.segments.errors import ConfigurationError
@@ -38,9 +38,6 @@ MAX_ROWS: Final = 40
 """Up to this number of partitions, all are shown; beyond it, only those with closed segments to
 archive, or with a problem.
 """
-
-_SAFE_TO: Final = 4
-"""Number of the column with the end of archive and tail."""
 
 _SEGMENT: Final = re.compile("^segment [0-9]+ ")
 
@@ -74,20 +71,6 @@ class Row:
         age = self.status.oldest_unstored_age_seconds or 0.0
         return _GROUPS.index(self.group), -age, self.status.topic, self.status.partition
 
-    def cells(self) -> Sequence[Cell]:
-        """Return the cells of the table row."""
-        status = self.status
-        return (
-            f"{status.topic}-{status.partition}",
-            self.state if self.is_problem else status.state,
-            status.log_end,
-            status.next_offset,
-            self._safe_to(),
-            self._unarchived(),
-            self._behind(),
-            "see below" if self.is_problem else self._waits(),
-        )
-
     def problem(self) -> str:
         """Return the full description of the problem, in one line."""
         status = self.status
@@ -112,7 +95,7 @@ class Row:
         since_start = self.status.gap_records
         return since_start if unresolved is None else unresolved
 
-    def _waits(self) -> str | None:
+    def waits(self) -> str | None:
         """Return the reason without the segment: ARCHIVED UP TO has its base offset already.
 
         Of a segment that is being sent, also return how much of it is sent.
@@ -123,7 +106,7 @@ class Row:
         sent = next(map(_sent, self.status.segments), None)
         return ": ".join(filter(None, (_SEGMENT.sub("", waiting), sent)))
 
-    def _unarchived(self) -> str | None:
+    def unarchived(self) -> str | None:
         """Return the amount that only the brokers have, in closed segments and in the active
         one.
         """
@@ -133,19 +116,32 @@ class Row:
         size = size_text(self.status.unarchived_bytes)
         return f"{records:,} rec, {size}, {age_text(self.status.unarchived_age_seconds)}"
 
-    def _safe_to(self) -> str | None:
+    def safe_to(self) -> str | None:
         """Return the end of archive and tail, and for how long records have waited for a pack."""
         end, waiting = self.status.safe_to, self.status.unsafe_age_seconds
         if end is None and waiting is None:
             return None
         return ", ".join([str(end or 0), *([f"waiting {age_text(waiting)}"] if waiting else [])])
 
-    def _behind(self) -> str | None:
+    def behind(self) -> str | None:
+        """Return the closed segments that are not archived, their size and their age."""
         segments = self.status.unstored_segments
         if not segments:
             return None
         age = age_text(self.status.oldest_unstored_age_seconds)
         return f"{segments} seg, {size_text(self.status.unstored_bytes)}, {age}"
+
+
+_COLUMNS: Final[Columns[Row]] = {
+    "PARTITION": lambda row: f"{row.status.topic}-{row.status.partition}",
+    "STATE": lambda row: row.state if row.is_problem else row.status.state,
+    "LOG END": lambda row: row.status.log_end,
+    "ARCHIVED UP TO": lambda row: row.status.next_offset,
+    "SAFE UP TO": lambda row: row.safe_to(),
+    "NOT ARCHIVED": lambda row: row.unarchived(),
+    "CLOSED SEGMENTS": lambda row: row.behind(),
+    "WAITING FOR": lambda row: "see below" if row.is_problem else row.waits(),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,20 +190,6 @@ class StatusResult:
         if not self.show_all and len(rows) > MAX_ROWS:
             visible = [row for row in rows if row.group != _FINE]
         hidden = len(rows) - len(visible)
-        columns: tuple[str, ...] = (
-            "PARTITION",
-            "STATE",
-            "LOG END",
-            "ARCHIVED UP TO",
-            "SAFE UP TO",
-            "NOT ARCHIVED",
-            "CLOSED SEGMENTS",
-            "WAITING FOR",
-        )
-        cells: list[Sequence[Cell]] = [row.cells() for row in visible]
-        if all(row[_SAFE_TO] is None for row in cells):  # without tail packs
-            columns = columns[:_SAFE_TO] + columns[_SAFE_TO + 1 :]
-            cells = [[*row[:_SAFE_TO], *row[_SAFE_TO + 1 :]] for row in cells]
         lines = (
             [f"{hidden} more partitions have no unarchived closed segment (--all shows them)"]
             if hidden
@@ -215,9 +197,8 @@ class StatusResult:
         )
         lines += most_lines([row.problem() for row in rows if row.is_problem])
         footer = "\n".join([*lines, *self._summary(rows)])
-        if not visible:
-            return (Table((), footer=footer),)
-        return (Table(columns, cells, footer=footer),)
+        # Without tail packs, no partition has a value of SAFE UP TO.
+        return (table_of(visible, _COLUMNS, footer, optional=("SAFE UP TO",)),)
 
     def _summary(self, rows: Sequence[Row]) -> list[str]:
         counts = Counter(row.group for row in rows)

@@ -12,7 +12,7 @@ from sidetier.cli import exits
 from sidetier.cli.consume.formats import Decode, Writer, writer_of
 from sidetier.cli.consume.request import Formats, RecordFormat, RecordOutput
 from sidetier.cli.extras import needs_extra
-from sidetier.cli.output import OutputFormat, Table, emit, range_text, say
+from sidetier.cli.output import Columns, OutputFormat, Table, emit, range_text, say, table_of
 from sidetier.cli.progress import Update, records_shown
 from sidetier.config.model import Config
 from sidetier.consumer.topic_reading.reading import PartitionReading, TopicReading, open_reading
@@ -42,6 +42,14 @@ class PartitionCount:
     missing_offsets: int
 
 
+_COLUMNS: Final[Columns[PartitionCount]] = {
+    "PARTITION": lambda count: count.partition,
+    "OFFSETS": lambda count: range_text(count.from_offset, count.next_offset),
+    "RECORDS": lambda count: count.records,
+    "MISSING": lambda count: count.missing_offsets,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class CountResult:
     """Counts of all partitions, in rising order."""
@@ -64,21 +72,8 @@ class CountResult:
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each partition, with a last column if offsets are missing."""
-        columns = ("PARTITION", "OFFSETS", "RECORDS", "MISSING")
-        rows = [
-            (
-                partition.partition,
-                range_text(partition.from_offset, partition.next_offset),
-                partition.records,
-                partition.missing_offsets,
-            )
-            for partition in self.partitions
-        ]
-        width = len(columns) - (
-            0 if any(partition.missing_offsets for partition in self.partitions) else 1
-        )
         footer = f"{self.records} records of {self.topic}"
-        return (Table(columns[:width], [row[:width] for row in rows], footer=footer),)
+        return (table_of(self.partitions, _COLUMNS, footer, optional=("MISSING",)),)
 
 
 def count_result(topic: str, partitions: Iterable[PartitionReading]) -> CountResult:

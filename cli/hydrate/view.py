@@ -5,22 +5,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sidetier.archive.tail.survey import PartitionTail, TailSurvey
+from sidetier.archive.tail.survey import TailSurvey
 from sidetier.cli import exits
-from sidetier.cli.arguments import above_end_text, most_lines, size_text
-from sidetier.cli.output import Result, Table, range_text
+from sidetier.cli.arguments import above_end_text, most_lines, size_text, time_text
+from sidetier.cli.output import Columns, Result, Table, range_text, table_of
 from sidetier.cli.tail import is_whole, partition_fields, partition_lines, problem_lines
 from sidetier.config.problems import first_of
-from sidetier.config.times import time_text
 from sidetier.mirror.hydrate.consistent_cut import TransactionReport
 from sidetier.mirror.hydrate.log_dir import Destination
 from sidetier.mirror.hydrate.place import Journal, Placed
 from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition
-from sidetier.segments.offsets import TopicPartition
 
 if TYPE_CHECKING:
     from sidetier.mirror.hydrate.finish import OpenTransaction
     from sidetier.mirror.hydrate.steps import FinishReport, ReplicateReport, VerifyTopicsReport
+    from sidetier.mirror.hydrate.verify import Verified
 
 _MAX_IDS: Final = 10
 
@@ -47,11 +46,6 @@ class PlanResult:
         gaps = any(partition.gaps for partition in self.plan.partitions)
         has_lost = self.tails is not None and not is_whole(self.tails)
         return exits.FINDINGS if gaps or self.is_unproven or has_lost else exits.OK
-
-    @property
-    def _from_tail(self) -> Mapping[TopicPartition, PartitionTail]:
-        tails = () if self.tails is None else self.tails.partitions
-        return {tail.tp: tail for tail in tails if tail.has_records or tail.not_read}
 
     def as_json(self) -> object:
         """Return the plan without the names of segments."""
@@ -88,35 +82,22 @@ class PlanResult:
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each partition, and an explanation of the losses."""
-        from_tail = self._from_tail
-        rows = [
-            (
-                partition.topic,
-                partition.partition,
-                range_text(partition.start, partition.end),
-                len(partition.segments),
-                size_text(partition.size),
-                partition.archive_end - partition.end or None,
-                _in_gaps(partition) or None,
-                _time(partition.last_timestamp_ms),
-                *((_tail_offsets(from_tail, partition),) if from_tail else ()),
-            )
-            for partition in self.plan.partitions
-        ]
-        columns = (
-            "TOPIC",
-            "PARTITION",
-            "OFFSETS",
-            "SEGMENTS",
-            "SIZE",
-            "LEFT OUT",
-            "IN GAPS",
-            "ARCHIVED UNTIL",
-            *(("FROM THE TAIL",) if from_tail else ()),
-        )
+        tails = () if self.tails is None else self.tails.partitions
+        from_tail = {tail.tp: tail.offsets for tail in tails if tail.offsets}
+        columns: Columns[PlannedPartition] = {
+            "TOPIC": lambda partition: partition.topic,
+            "PARTITION": lambda partition: partition.partition,
+            "OFFSETS": lambda partition: range_text(partition.start, partition.end),
+            "SEGMENTS": lambda partition: len(partition.segments),
+            "SIZE": lambda partition: size_text(partition.size),
+            "LEFT OUT": lambda partition: partition.archive_end - partition.end or None,
+            "IN GAPS": lambda partition: _in_gaps(partition) or None,
+            "ARCHIVED UNTIL": lambda partition: time_text(partition.last_timestamp_ms),
+            "FROM THE TAIL": lambda partition: from_tail.get(partition.topic_partition),
+        }
         end = "not written (--dry-run)" if self.file is None else f"written to {self.file}"
         footer = (
-            f"{len(rows)} partitions, {size_text(self.plan.size)}; plan {end}\n"
+            f"{len(self.plan.partitions)} partitions, {size_text(self.plan.size)}; plan {end}\n"
             "Lost: records after the last archived segment (ARCHIVED UNTIL is its largest "
             "timestamp), and records in gaps (IN GAPS, offsets). LEFT OUT are archived offsets "
             "that --until or --transaction-consistent cuts off."
@@ -134,7 +115,7 @@ class PlanResult:
             elif self.plan.transactions.is_proven:
                 lines.append("Not guaranteed: transactions with records in gaps are not whole.")
             footer = "\n".join([footer, *lines])
-        return (Table(columns, rows, footer=footer),)
+        return (table_of(self.plan.partitions, columns, footer, optional=("FROM THE TAIL",)),)
 
     def _tail_lines(self) -> list[str]:
         if self.tails is None:
@@ -154,13 +135,6 @@ class PlanResult:
                 f"{then}."
             )
         return lines
-
-
-def _tail_offsets(
-    tails: Mapping[TopicPartition, PartitionTail], partition: PlannedPartition
-) -> int | None:
-    tail = tails.get(partition.topic_partition)
-    return None if tail is None else tail.offsets or None
 
 
 def _transaction_lines(report: TransactionReport) -> list[str]:
@@ -185,17 +159,13 @@ def _transaction_lines(report: TransactionReport) -> list[str]:
         lines.append(
             f"Not guaranteed: {report.unproven_transactions} transactions of producers {ids} may "
             "have records in partitions that were not archived up to their time. A plan with "
-            f"--until {_time(report.proven_until_ms)} has none of them."
+            f"--until {time_text(report.proven_until_ms)} has none of them."
         )
     return lines
 
 
 def _in_gaps(partition: PlannedPartition) -> int:
     return sum(end - start for start, end in partition.gaps)
-
-
-def _time(milliseconds: int | None) -> str | None:
-    return None if milliseconds is None or milliseconds < 0 else time_text(milliseconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +185,7 @@ class PreparedResult(Result):
                 {
                     "topic": name,
                     "partitions": self.plan.topics[name].partitions,
-                    "brokers": list(self.plan.prepared[name].brokers) if not self.dry_run else None,
+                    "brokers": self._brokers(name),
                 }
                 for name in self.topics
             ],
@@ -223,23 +193,23 @@ class PreparedResult(Result):
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each topic, and the next step."""
-        rows = [
-            (
-                name,
-                self.plan.topics[name].partitions,
-                None
-                if self.dry_run
-                else ", ".join(map(str, sorted(set(self.plan.prepared[name].brokers)))),
-            )
-            for name in self.topics
-        ]
+        columns: Columns[str] = {
+            "TOPIC": lambda name: name,
+            "PARTITIONS": lambda name: self.plan.topics[name].partitions,
+            "BROKERS": lambda name: (
+                ", ".join(map(str, sorted(set(self._brokers(name) or ())))) or None
+            ),
+        }
         after = (
             "nothing was created (--dry-run)"
             if self.dry_run
             else "next: stop every broker cleanly, copy the plan to each broker's host, and run "
             "`sidetier hydrate place` there"
         )
-        return (Table(("TOPIC", "PARTITIONS", "BROKERS"), rows, footer=after),)
+        return (table_of(self.topics, columns, after),)
+
+    def _brokers(self, name: str) -> list[int] | None:
+        return None if self.dry_run else list(self.plan.prepared[name].brokers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,16 +236,13 @@ class DestinationsResult(Result):
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each partition of this host."""
-        rows = [
-            (
-                str(destination.plan.topic_partition),
-                str(destination.log_dir.path),
-                size_text(destination.plan.size),
-                "in its place" if self._is_placed(destination) else "would be placed",
-            )
-            for destination in self.wanted
-        ]
-        return (Table(("PARTITION", "LOG DIR", "SIZE", "STATE"), rows),)
+        columns: Columns[Destination] = {
+            "PARTITION": lambda one: str(one.plan.topic_partition),
+            "LOG DIR": lambda one: str(one.log_dir.path),
+            "SIZE": lambda one: size_text(one.plan.size),
+            "STATE": lambda one: "in its place" if self._is_placed(one) else "would be placed",
+        }
+        return (table_of(self.wanted, columns),)
 
     def _is_placed(self, one: Destination) -> bool:
         return str(one.plan.topic_partition) in self.journals[one.log_dir.path].placed
@@ -444,21 +411,18 @@ class VerifiedResult:
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each partition, and every difference."""
-        rows = [
-            (
-                str(partition.topic_partition),
-                partition.records,
-                partition.committed_records,
-                "differs" if partition.problems else "equal",
-            )
-            for partition in self.report.partitions
-        ]
+        columns: Columns[Verified] = {
+            "PARTITION": lambda partition: str(partition.topic_partition),
+            "RECORDS": lambda partition: partition.records,
+            "COMMITTED": lambda partition: partition.committed_records,
+            "OUTCOME": lambda partition: "differs" if partition.problems else "equal",
+        }
         problems = [
             problem for partition in self.report.partitions for problem in partition.problems
         ]
         problems += self.report.problems
         footer = "\n".join(problems) or "everything is equal; next: `sidetier hydrate finish`"
-        return (Table(("PARTITION", "RECORDS", "COMMITTED", "OUTCOME"), rows, footer=footer),)
+        return (table_of(self.report.partitions, columns, footer),)
 
 
 def _open_rows(transactions: "Sequence[OpenTransaction]") -> list[tuple[str, int, int]]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
@@ -11,6 +10,7 @@ from sidetier.cli.arguments import age_text, size_text
 from sidetier.cli.inspect.facts import RecordFacts
 from sidetier.cli.inspect.local_log import LocalSegment, Place
 from sidetier.cli.output import range_text
+from sidetier.config.times import time_text
 from sidetier.telemetry.status import PartitionState, PartitionStatus, SegmentStatus
 
 
@@ -280,15 +280,6 @@ _GATES: Final[tuple[Callable[[RecordFacts], Waiting | None], ...]] = (
     _segment,
     _too_far_behind,
 )
-
-
-def time_text(milliseconds: int) -> str:
-    """Format ms since 1970 in UTC; return the number itself if it is beyond the calendar."""
-    try:
-        moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    except (OverflowError, ValueError):
-        return str(milliseconds)
-    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 class Kind(StrEnum):

@@ -5,11 +5,28 @@ Needs the packages of the extra `mirror`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sidetier.cli import exits
 from sidetier.cli.mirror.options import AdoptOptions, client_properties
-from sidetier.cli.output import Table
-from sidetier.mirror.adopt import AdoptReport, AdoptRequest, CommittedAs, adopt_copy
+from sidetier.cli.output import Columns, Table, table_of
+from sidetier.mirror.adopt import (
+    AdoptedPartition,
+    AdoptReport,
+    AdoptRequest,
+    CommittedAs,
+    adopt_copy,
+)
+
+_COLUMNS: Final[Columns[AdoptedPartition]] = {
+    "SOURCE": lambda partition: str(partition.copy.source),
+    "TARGET": lambda partition: str(partition.copy.target),
+    "COMMITTED (NEXT)": lambda partition: partition.committed,
+    "GOES ON AT": lambda partition: partition.progress,
+    "RECORDS EQUAL": lambda partition: partition.compared,
+    "POSSIBLE DUPLICATES": lambda partition: partition.possible_duplicates,
+    "RESULT": lambda partition: partition.verdict.value,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,32 +57,11 @@ class AdoptResult:
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each partition."""
-        rows = [
-            (
-                str(partition.copy.source),
-                str(partition.copy.target),
-                partition.committed,
-                partition.progress,
-                partition.compared,
-                partition.possible_duplicates,
-                partition.verdict.value,
-            )
-            for partition in self.report.adopted
-        ]
-        columns = (
-            "SOURCE",
-            "TARGET",
-            "COMMITTED (NEXT)",
-            "GOES ON AT",
-            "RECORDS EQUAL",
-            "POSSIBLE DUPLICATES",
-            "RESULT",
-        )
         if self.report.dry_run:
             footer = f"dry run: progress of {self.report.written} partitions would be written"
         else:
             footer = f"progress of {self.report.written} partitions was written"
-        return (Table(columns, rows, footer=footer),)
+        return (table_of(self.report.adopted, _COLUMNS, footer),)
 
     @property
     def exit_code(self) -> int:

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sidetier.cli import exits
 from sidetier.cli.arguments import size_text
-from sidetier.cli.output import Table, range_text
+from sidetier.cli.output import Columns, Table, range_text, table_of
 from sidetier.mirror.copy.run import CopyReport
 from sidetier.mirror.mirroring import MirrorPlan
 from sidetier.mirror.offsets.translate import Outcome, TranslatedGroup, TranslatedOffset
@@ -105,18 +106,15 @@ class PlanResult:
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each topic."""
-        rows = [
-            (
-                topic.source,
-                topic.target,
-                topic.partitions,
-                self.plan.offsets_left.get(topic.source),
-                topic.problem or _target_topic(topic),
-            )
-            for topic in self.plan.topics
-        ]
-        columns = ("SOURCE", "TARGET", "PARTITIONS", "OFFSETS TO COPY", "TARGET TOPIC")
-        return (Table(columns, rows, footer=None if rows else "no topic matches"),)
+        columns: Columns[PlannedCopy] = {
+            "SOURCE": lambda topic: topic.source,
+            "TARGET": lambda topic: topic.target,
+            "PARTITIONS": lambda topic: topic.partitions,
+            "OFFSETS TO COPY": lambda topic: self.plan.offsets_left.get(topic.source),
+            "TARGET TOPIC": lambda topic: topic.problem or _target_topic(topic),
+        }
+        footer = None if self.plan.topics else "no topic matches"
+        return (table_of(self.plan.topics, columns, footer),)
 
     @property
     def exit_code(self) -> int:
@@ -167,31 +165,10 @@ class TranslateResult:
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each partition of each group."""
-        rows = [
-            (
-                group.group,
-                str(row.source),
-                str(row.target),
-                row.source_offset,
-                row.target_offset,
-                _read_again(row),
-                "left alone: the group has members" if group.has_members else row.outcome.value,
-            )
-            for group in self.groups
-            for row in group.partitions
-        ]
-        columns = (
-            "GROUP",
-            "SOURCE",
-            "TARGET",
-            "SOURCE OFFSET",
-            "TARGET OFFSET",
-            "SOURCE OFFSETS READ AGAIN",
-            "ON THE TARGET",
-        )
+        rows = [(group, row) for group in self.groups for row in group.partitions]
         note = "nothing was set: this is a dry run" if self.dry_run else None
         footer = note if rows else "no such group has committed offsets of mirrored topics"
-        return (Table(columns if rows else (), rows, footer=footer),)
+        return (table_of(rows, _OFFSET_COLUMNS, footer),)
 
     @property
     def exit_code(self) -> int:
@@ -205,6 +182,18 @@ class TranslateResult:
         )
         has_members = any(group.has_members for group in self.groups)
         return exits.OK if is_exact and not has_members else exits.FINDINGS
+
+
+_OFFSET_COLUMNS: Final[Columns[tuple[TranslatedGroup, TranslatedOffset]]] = {
+    "GROUP": lambda row: row[0].group,
+    "SOURCE": lambda row: str(row[1].source),
+    "TARGET": lambda row: str(row[1].target),
+    "SOURCE OFFSET": lambda row: row[1].source_offset,
+    "TARGET OFFSET": lambda row: row[1].target_offset,
+    "SOURCE OFFSETS READ AGAIN": lambda row: _read_again(row[1]),
+    "ON THE TARGET": lambda row: _LEFT_ALONE if row[0].has_members else row[1].outcome.value,
+}
+_LEFT_ALONE: Final = "left alone: the group has members"
 
 
 def _read_again(row: TranslatedOffset) -> str | None:

@@ -124,7 +124,7 @@ def test_recorded_gap_is_explained_with_its_time_and_broker() -> None:
     assert (answer.kind, answer.code) == (Kind.GAP, 4)
     assert answer.text == (
         "deleted before it was archived: the gap [40, 70) was recorded on "
-        "2020-09-13 12:26:40 UTC by broker 7's sidecar"
+        "2020-09-13T12:26:40+00:00 by broker 7's sidecar"
     )
     accepted = replace(gap, acknowledgement=Acknowledgement("INC-42", "ann", 1))
     answer = decide(facts(60, archive=archive(gap=accepted)))
@@ -267,7 +267,7 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
             210,
             {},
             Gate.ACTIVE_SEGMENT,
-            "full (1.0 kB of 4.0 kB) or with the first append after 2023-11-14 23:12:20 UTC, in",
+            "full (1.0 kB of 4.0 kB) or with the first append after 2023-11-14T23:12:20+00:00, in",
         ),
         (
             210,
