@@ -84,13 +84,10 @@ def http_server(
     """
     if port is None:
         return nullcontext()
-    token = http.bearer_token
-    if token is not None:
-        token.resolve()  # only to fail before the server starts
     application = Application(
         registry,
         endpoint,
-        None if token is None else token.resolve,
+        http.token_reader(),
         endpoint=lambda: endpoint_status(endpoint.snapshot(), endpoint.status(), http.runbook_url),
         hosts=AllowedHosts(http.allowed_hosts),
     )

@@ -4,7 +4,7 @@ Durations are in seconds and sizes in bytes; both accept a unit (`30s`, `5m`, `1
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -272,6 +272,17 @@ class HttpConfig(Part):
         description="Address of docs/runbook of the repository, for links of the status page: "
         "<runbook_url>/SidetierGapFound.md. Without it, the page shows only the pages' names.",
     )
+
+    def token_reader(self) -> Callable[[], str] | None:
+        """Return what reads the bearer token; None without one.
+
+        Raises:
+            ConfigurationError: The token cannot be read now.
+        """
+        if self.bearer_token is None:
+            return None
+        self.bearer_token.resolve()
+        return self.bearer_token.resolve
 
 
 def local_url(host: str, port: int) -> str:

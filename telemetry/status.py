@@ -302,3 +302,14 @@ class StatusSource(Protocol):
         every few seconds.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedStatus:
+    """`StatusSource` of a state that does not change."""
+
+    state: StatusSnapshot
+
+    def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002 -- signature of the port
+        """Return the state."""
+        return self.state

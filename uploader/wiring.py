@@ -708,17 +708,13 @@ def http_server(http: HttpConfig, registry: LabelledRegistry, status: StatusSour
     registry.labels = {"cluster": snapshot.cluster}
     if snapshot.broker_id is not None:
         registry.labels["broker"] = str(snapshot.broker_id)
-    token = http.bearer_token
-    if token is not None:
-        # Only to fail before the server starts.
-        token.resolve()
     pages: PageSource | None = None
     if isinstance(status, StatusBoard):
         pages = lambda query: partition_page(status.page(query), http.runbook_url)  # noqa: E731
     application = Application(
         registry,
         status,
-        None if token is None else token.resolve,
+        http.token_reader(),
         pages=pages,
         hosts=AllowedHosts(http.allowed_hosts),
     )

@@ -17,9 +17,8 @@ from sidetier.cli.inspect.doctor import (
 )
 from sidetier.cli.inspect.facts import DoctorFacts, gather_host
 from sidetier.cli.inspect.local_retention import group_json
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
-from sidetier.cli.output import Cell, OutputFormat, Table
+from sidetier.cli.options import CommandOptions, option, options
+from sidetier.cli.output import Cell, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def _lines(finding: Finding) -> Iterator[str]:
 
 
 @options
-class DoctorOptions:
+class DoctorOptions(CommandOptions):
     """Options of `sidetier doctor`."""
 
     sidecar: str | None = sidecar_url()
@@ -96,8 +95,6 @@ class DoctorOptions:
         help="Test whether Pinterest's uploader can continue the archives of the partitions that "
         "this broker leads. One request to the store for each partition.",
     )
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @kernel.command("doctor")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -14,17 +14,19 @@ from sidetier.cli.arguments import (
     size_text,
     topic_name,
 )
+from sidetier.cli.inspect.archive import ArchivedOffset
 from sidetier.cli.inspect.explain import Answer, decide
 from sidetier.cli.inspect.facts import RecordFacts, RecordQuestion, gather_record
-from sidetier.cli.inspect.local_log import LocalLog, LocalSegment, Place
+from sidetier.cli.inspect.local_log import LocalSegment, Place
 from sidetier.cli.inspect.local_retention import trim_json
 from sidetier.cli.inspect.sidecar import Fields
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, options
-from sidetier.cli.output import OutputFormat, Table, range_text
+from sidetier.cli.options import CommandOptions, argument, options
+from sidetier.cli.output import Table, cell_text, range_text
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.telemetry.status import PinnedRange
 from sidetier.telemetry.status_json import partition_row
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +45,18 @@ class ExplainResult:
         """Return answer and facts. Names of answers and gates are stable; an unavailable
         source is null.
         """
-        facts, tp = self.facts, self.facts.topic_partition
-        segment = facts.local.holder(facts.offset) if facts.local is not None else None
-        sidecar = facts.sidecar
+        facts = self.facts
         return {
-            "topic": tp.topic,
-            "partition": tp.partition,
+            **facts.topic_partition._asdict(),
             "offset": facts.offset,
             "answer": self.answer.kind.value,
             "gate": None if self.answer.gate is None else self.answer.gate.value,
             "text": self.answer.text,
             "exit_code": self.answer.code,
-            "disk": None if facts.local is None else _local_json(facts, facts.local, segment),
-            "sidecar": None if sidecar is None else _sidecar_json(facts),
-            "archive": None if facts.archive is None else asdict(facts.archive),
-            "cluster": None if facts.replicas is None else _cluster_json(facts),
+            "disk": _local_json(facts),
+            "sidecar": _sidecar_json(facts),
+            "archive": _fields(facts.archive),
+            "cluster": _cluster_json(facts),
             "local_retention": _retention_json(facts),
             "problems": dict(facts.problems),
         }
@@ -88,7 +87,7 @@ def _disk_text(facts: RecordFacts) -> str | None:
     log = facts.local
     if log is None:
         return None if "disk" in facts.problems else "the partition has no replica on this host"
-    segment = log.holder(facts.offset)
+    segment = facts.on_disk
     reach = f"offsets {range_text(facts.log_start, log.end)} are here"
     if segment is None:
         return f"not in {log.directory} ({reach})"
@@ -118,31 +117,25 @@ def _sidecar_text(facts: RecordFacts) -> str | None:
 
 
 def _sidecar_parts(facts: RecordFacts) -> Iterator[str]:
-    sidecar = facts.sidecar
-    row = sidecar.status if sidecar is not None else None
-    pin = sidecar.pin_of(facts.offset) if sidecar is not None else None
+    row, pin = facts.row, facts.pin
     if row is None:
         yield "does not lead the partition"
     else:
-        yield f"{row.state}, archived up to {_or_dash(row.next_offset)}"
+        yield f"{row.state}, archived up to {cell_text(row.next_offset)}"
         yield f"{row.unstored_segments} closed segments are not archived"
         if row.waiting_for:
             yield f"waits for {row.waiting_for}"
-    yield "does not hold the record open" if pin is None else _pin_text(pin)
-
-
-def _pin_text(pin: PinnedRange) -> str:
-    return f"holds offsets {range_text(pin.start_offset, pin.end_offset)} open"
+    if pin is None:
+        yield "does not hold the record open"
+    else:
+        yield f"holds offsets {range_text(pin.start_offset, pin.end_offset)} open"
 
 
 def _archive_text(facts: RecordFacts) -> str | None:
-    return None if facts.archive is None else "; ".join(_archive_parts(facts))
+    return None if facts.archive is None else "; ".join(_archive_parts(facts.archive))
 
 
-def _archive_parts(facts: RecordFacts) -> Iterator[str]:
-    archive = facts.archive
-    if archive is None:
-        return
+def _archive_parts(archive: ArchivedOffset) -> Iterator[str]:
     mark = archive.watermark
     archived = range_text(archive.begins_at, mark.next_offset)
     yield mark.problem or f"offsets {archived} are archived"
@@ -211,36 +204,37 @@ def _numbers(ids: Sequence[int]) -> str:
     return ",".join(map(str, ids)) or "none"
 
 
-def _or_dash(value: object) -> str:
-    return "-" if value is None else str(value)
+def _fields(value: "DataclassInstance | None") -> Fields | None:
+    return None if value is None else asdict(value)
 
 
-def _local_json(facts: RecordFacts, log: LocalLog, segment: LocalSegment | None) -> Fields:
+def _local_json(facts: RecordFacts) -> Fields | None:
+    log = facts.local
+    if log is None:
+        return None
     return {
         "directory": log.directory,
         "log_start_offset": facts.log_start,
         "log_end_offset": log.end,
         "checkpointed_high_watermark": log.checkpointed,
-        "segment": None if segment is None else asdict(segment),
+        "segment": _fields(facts.on_disk),
     }
 
 
-def _sidecar_json(facts: RecordFacts) -> Fields:
-    sidecar = facts.sidecar
-    if sidecar is None:
-        return {}
-    pin = sidecar.pin_of(facts.offset)
+def _sidecar_json(facts: RecordFacts) -> Fields | None:
+    if facts.sidecar is None:
+        return None
     return {
-        "broker_id": sidecar.broker_id,
-        "partition": None if sidecar.status is None else partition_row(sidecar.status),
-        "pin": None if pin is None else asdict(pin),
+        "broker_id": facts.sidecar.broker_id,
+        "partition": None if facts.row is None else partition_row(facts.row),
+        "pin": _fields(facts.pin),
     }
 
 
-def _cluster_json(facts: RecordFacts) -> Fields:
+def _cluster_json(facts: RecordFacts) -> Fields | None:
     held = facts.replicas
     if held is None:
-        return {}
+        return None
     return {
         "leader": held.leader,
         "replicas": list(held.replicas),
@@ -251,7 +245,7 @@ def _cluster_json(facts: RecordFacts) -> Fields:
 
 
 @options
-class ExplainOptions:
+class ExplainOptions(CommandOptions):
     """Options of `sidetier explain`."""
 
     topic: str = argument(parse=topic_name)
@@ -259,8 +253,6 @@ class ExplainOptions:
     offset: int = argument(type=click.IntRange(0, 2**63 - 2))
     sidecar: str | None = sidecar_url()
     bootstrap: str | None = BOOTSTRAP
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @kernel.command("explain")

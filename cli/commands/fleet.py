@@ -23,7 +23,7 @@ from sidetier.config.types import SecretRef
 from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry.fleet import Fields, Fleet, FleetSidecar, by_cluster, url_of_address
 from sidetier.telemetry.partition_page import PartitionQuery
-from sidetier.telemetry.status import Condition, StatusSnapshot
+from sidetier.telemetry.status import Condition, FixedStatus, StatusSnapshot
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -297,11 +297,8 @@ def serve(options: ServeOptions) -> int:
     return exits.OK
 
 
-class _FleetStatus:
-    """Status of `fleet serve` itself: it is ready while it listens."""
-
-    def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002 -- signature of the port
-        return StatusSnapshot("", conditions=(Condition("listening", holds=True),))
+_LISTENING: Final = StatusSnapshot("", conditions=(Condition("listening", holds=True),))
+"""Status of `fleet serve` itself: it is ready while it listens."""
 
 
 def _always_paged(application: "WSGIApplication") -> "WSGIApplication":
@@ -328,7 +325,7 @@ def fleet_server(source: FleetSource, listen: Address) -> "HttpServer":
     token = source.bearer_token
     application = Application(
         create_registry(),
-        _FleetStatus(),
+        FixedStatus(_LISTENING),
         None if token() is None else lambda: token() or "",
         pages=page,
         hosts=AllowedHosts(source.allowed_hosts),

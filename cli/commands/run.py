@@ -17,7 +17,7 @@ from sidetier.cli.signals import handled_signals
 from sidetier.config.startup import LocalMachine, missing_log_dirs, missing_reason
 from sidetier.telemetry.logs import configure_logs
 from sidetier.telemetry.metrics import Metrics, create_registry
-from sidetier.telemetry.status import Condition, StatusSnapshot
+from sidetier.telemetry.status import Condition, FixedStatus, StatusSnapshot
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.wiring import daemon, http_server
 
@@ -32,18 +32,6 @@ _OTHERS_SECONDS: Final = 5.0
 """Time to wait for the other log dirs once one exists, in seconds. A broker creates all of them at
 its start, but continues without one whose disk has failed.
 """
-
-
-class _Waiting:
-    """Status of a sidecar that waits: alive, but not ready."""
-
-    def __init__(self, cluster: str, reason: str) -> None:
-        self._snapshot = StatusSnapshot(
-            cluster, conditions=(Condition("bootstrapped", holds=False, reason=reason),)
-        )
-
-    def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002 -- signature of the port
-        return self._snapshot
 
 
 def wait_for_log_dirs(call: Invocation, loaded: "LoadedConfig") -> "LoadedConfig":
@@ -76,7 +64,9 @@ def wait_for_log_dirs(call: Invocation, loaded: "LoadedConfig") -> "LoadedConfig
 
 def _pages(config: "Config", reason: str) -> "HttpServer":
     """Return a server of `/healthz` with 200, so that no liveness probe ends the sidecar."""
-    registry, status = create_registry(), _Waiting(config.cluster.name, reason)
+    registry = create_registry()
+    waiting = Condition("bootstrapped", holds=False, reason=reason)
+    status = FixedStatus(StatusSnapshot(config.cluster.name, conditions=(waiting,)))
     Metrics(registry).observe_status(status)
     return http_server(config.http, registry, status)
 

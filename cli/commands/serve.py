@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 import click
 
 from sidetier.cli import kernel
-from sidetier.cli.arguments import DURATION, FILE
+from sidetier.cli.arguments import DURATION, FILE, pattern, positive_size
 from sidetier.cli.extras import needs_extra, require_packages
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, Parsed, option, options
@@ -62,25 +62,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise ValueError(f"{text!r} is no size: {error}") from None
-
-
 def _memory(text: str) -> int:
-    size = _size(text)
+    size = parse_size(text)
     if size < _MIN_MEMORY:
         raise ValueError(f"at least {_MIN_MEMORY >> 20} MiB are needed")
     return size
-
-
-def _rate(text: str) -> int:
-    rate = _size(text)
-    if rate == 0:
-        raise ValueError("at least 1 byte is needed; leave the option out for no cap")
-    return rate
 
 
 def _send_timeout(text: str) -> float:
@@ -108,17 +94,14 @@ def _groups(text: str) -> str:
 def parse_preference(text: str) -> Preference:
     """Parse `[TOPICS=]SIDE`. Raises ValueError: it has another form."""
     topics, separator, side = text.rpartition("=")
-    try:
-        pattern = re.compile(topics if separator else ".*")
-    except re.error as error:
-        raise ValueError(f"{topics!r} is no regular expression: {error}") from None
+    names = re.compile(pattern(topics) if separator else ".*")
     window = {"broker": math.inf, "store": 0.0}.get(side)
     if window is None:
         try:
             window = parse_duration(side)
         except ValueError as error:
             raise ValueError(f"{side!r} is not broker, store or a duration: {error}") from None
-    return pattern, window
+    return names, window
 
 
 def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca: bool) -> None:
@@ -183,7 +166,7 @@ class ServeOptions:
     max_bytes_per_second: int | None = option(
         "--max-bytes-per-second",
         metavar="SIZE",
-        parse=_rate,
+        parse=positive_size,
         help="Maximum bytes of records per second to all clients together, such as 50MB. "
         "The users file can have a cap for each user.  [default: no cap]",
     )

@@ -86,7 +86,7 @@ class Row:
         ]
         if error is not None and error not in (waiting or ""):
             parts.append(f"last error: {error}")
-        return f"{status.topic}-{status.partition}: {'; '.join(filter(None, parts))}"
+        return f"{status.topic_partition}: {'; '.join(filter(None, parts))}"
 
     @property
     def _gap_records(self) -> int:
@@ -133,7 +133,7 @@ class Row:
 
 
 _COLUMNS: Final[Columns[Row]] = {
-    "PARTITION": lambda row: f"{row.status.topic}-{row.status.partition}",
+    "PARTITION": lambda row: str(row.status.topic_partition),
     "STATE": lambda row: row.state if row.is_problem else row.status.state,
     "LOG END": lambda row: row.status.log_end,
     "ARCHIVED UP TO": lambda row: row.status.next_offset,

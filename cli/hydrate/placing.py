@@ -17,7 +17,6 @@ from sidetier.cli.progress import shown
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import open_archive
 from sidetier.config.model import Config
-from sidetier.leadership.cluster import admin_client, as_texts
 from sidetier.mirror.hydrate import log_dir, topics
 from sidetier.mirror.hydrate.place import Journal, PlaceSettings, StoppedError, place
 from sidetier.mirror.hydrate.plan import HydratePlan, read_plan, with_prepared, write_plan
@@ -33,7 +32,7 @@ CONNECTIONS = 32
 def prepare_topics(config: Config, options: PrepareOptions) -> PreparedResult:
     """Create the planned topics on the new cluster, and write their ids into the plan."""
     plan = read_plan(options.plan_file)
-    admin = topic_admin(config, options.bootstrap)
+    admin = TopicAdmin.connected(cluster_properties(config, options.bootstrap))
     if options.dry_run:
         return PreparedResult(plan, sorted(topics.to_create(plan, admin)), dry_run=True)
     cluster_id, prepared = topics.prepare(plan, admin)
@@ -106,10 +105,3 @@ def cluster_properties(
             "--bootstrap-server"
         )
     return dict(properties)
-
-
-def topic_admin(config: Config, bootstrap: str | None) -> TopicAdmin:
-    """Return a client of the new cluster that creates and describes topics."""
-    properties = as_texts(cluster_properties(config, bootstrap))
-    servers = properties.pop("bootstrap.servers")
-    return TopicAdmin(admin_client(servers, properties))

@@ -17,7 +17,7 @@ from sidetier.cli.hydrate.options import (
     ReplicateOptions,
     VerifyOptions,
 )
-from sidetier.cli.hydrate.placing import CONNECTIONS, cluster_properties, topic_admin
+from sidetier.cli.hydrate.placing import CONNECTIONS, cluster_properties
 from sidetier.cli.hydrate.view import FinishedResult, PlanResult, ReplicatedResult, VerifiedResult
 from sidetier.cli.output import say
 from sidetier.cli.stores import open_archive
@@ -112,7 +112,6 @@ def replicate_topics(config: Config, options: ReplicateOptions) -> ReplicatedRes
     plan = _with_factor(read_plan(options.plan_file), options.replication_factor)
     report = steps.replicate_topics(
         plan,
-        topic_admin(config, options.bootstrap),
         cluster_properties(config, options.bootstrap),
         dry_run=options.dry_run,
         # First the plan: `finish` compares the replicas with the factor in it, also if this step is
@@ -126,13 +125,11 @@ def replicate_topics(config: Config, options: ReplicateOptions) -> ReplicatedRes
 def verify_topics(config: Config, options: VerifyOptions) -> VerifiedResult:
     """Compare all restored partitions with the archive."""
     plan = read_plan(options.plan_file)
-    admin = topic_admin(config, options.bootstrap)
     properties = cluster_properties(config, options.bootstrap)
     with open_archive(config, connections=CONNECTIONS) as archive:
         report = steps.verify_topics(
             archive,
             plan,
-            admin,
             properties,
             produced=options.produced,
             parallel=options.parallel,
@@ -143,13 +140,11 @@ def verify_topics(config: Config, options: VerifyOptions) -> VerifiedResult:
 def finish_topics(config: Config, options: FinishOptions) -> FinishedResult:
     """Set the topics' real configuration, and restore the cluster's state."""
     plan = read_plan(options.plan_file)
-    admin = topic_admin(config, options.bootstrap)
     properties = cluster_properties(config, options.bootstrap)
     with open_archive(config) as archive:
         report = steps.finish_topics(
             archive,
             plan,
-            admin,
             properties,
             with_cluster=options.with_cluster,
             dry_run=options.dry_run,

@@ -534,12 +534,13 @@ def _readiness(sidecar: SidecarState) -> Finding:
 
 
 def _partitions(sidecar: SidecarState) -> Iterator[Finding]:
-    halted = [_name(row) for row in sidecar.status.partitions if row.state is PartitionState.HALTED]
+    rows = sidecar.status.partitions
+    halted = [str(row.topic_partition) for row in rows if row.state is PartitionState.HALTED]
     if halted:
         yield problem(
             "halted", f"partitions: {first_names(halted)}", "see the reason in `sidetier status`"
         )
-    late = [_name(row) for row in sidecar.status.partitions if _overdue(row)]
+    late = [str(row.topic_partition) for row in rows if _overdue(row)]
     if late:
         yield problem(
             "deletion",
@@ -551,10 +552,6 @@ def _partitions(sidecar: SidecarState) -> Iterator[Finding]:
 def _overdue(row: PartitionStatus) -> bool:
     left = row.seconds_until_local_deletion
     return left is not None and left <= 0
-
-
-def _name(row: PartitionStatus) -> str:
-    return str(row.topic_partition)
 
 
 _SHORT_DELAY_MS: Final = 300_000

@@ -72,7 +72,7 @@ def _ids(facts: RecordFacts) -> str:
 
 
 def _halted(facts: RecordFacts) -> Waiting | None:
-    row = _row(facts)
+    row = facts.row
     if row is None or row.state is not PartitionState.HALTED:
         return None
     reason = row.waiting_for or row.last_error
@@ -80,7 +80,7 @@ def _halted(facts: RecordFacts) -> Waiting | None:
 
 
 def _moving(facts: RecordFacts) -> Waiting | None:
-    row = _row(facts)
+    row = facts.row
     if row is None or row.state is not PartitionState.QUARANTINING:
         return None
     text = f"the sidecar moves a part of the archive to quarantine first: {row.waiting_for}"
@@ -88,7 +88,7 @@ def _moving(facts: RecordFacts) -> Waiting | None:
 
 
 def _active(facts: RecordFacts) -> Waiting | None:
-    holder = facts.local.holder(facts.offset) if facts.local is not None else None
+    holder = facts.on_disk
     if holder is None or holder.place is not Place.ACTIVE:
         return None
     closes, early = when_it_closes(facts, holder), _when_early(facts)
@@ -100,7 +100,7 @@ def _when_early(facts: RecordFacts) -> str | None:
     """Return when the sidecar stores the active segment's committed records; None if it closes
     first.
     """
-    early, row = facts.early, _row(facts)
+    early, row = facts.early, facts.row
     if early is None:
         return None
     if row is None:
@@ -147,14 +147,14 @@ def _no_sidecar(facts: RecordFacts) -> Waiting | None:
 
 
 def _not_followed(facts: RecordFacts) -> Waiting | None:
-    if _row(facts) is not None:
+    if facts.row is not None:
         return None
     text = "the sidecar does not know (yet) that this broker leads the partition"
     return Waiting(Gate.NOT_FOLLOWED, text)
 
 
 def _partition_held(facts: RecordFacts) -> Waiting | None:
-    row = _row(facts)
+    row = facts.row
     if row is None or row.retry_at_ms is None:
         return None
     return _held("the partition", row.last_error or row.waiting_for, row, facts)
@@ -236,15 +236,14 @@ def _state_of(segment: SegmentStatus, facts: RecordFacts) -> str:
     if segment.error is not None:
         return f"{name} waits after an error ({_next_try(segment, facts.now_ms)}): {segment.error}"
     state = f"{name} {_STAGES.get(segment.stage, segment.stage)}"
-    row = _row(facts)
-    waiting_for = None if row is None else row.waiting_for
+    waiting_for = None if facts.row is None else facts.row.waiting_for
     return state if segment.stage != "closed" or waiting_for is None else f"{state}: {waiting_for}"
 
 
 def _too_far_behind(facts: RecordFacts) -> Waiting | None:
     """Return the gate of a segment that the sidecar does not list: it lists only the oldest."""
     segments = facts.sidecar.segments if facts.sidecar is not None else ()
-    row, sidecar = _row(facts), facts.sidecar
+    row, sidecar = facts.row, facts.sidecar
     if row is None or sidecar is None or sidecar.segment_of(facts.offset) is not None:
         return None
     if not segments or segments[-1].base_offset > facts.offset:
@@ -257,15 +256,10 @@ def _too_far_behind(facts: RecordFacts) -> Waiting | None:
 
 
 def _unclear(facts: RecordFacts) -> Waiting:
-    row = _row(facts)
-    waiting_for = None if row is None else row.waiting_for
+    waiting_for = None if facts.row is None else facts.row.waiting_for
     if waiting_for is None:
         return Waiting(Gate.OTHER, "its upload is due: ask again in a few seconds")
     return Waiting(Gate.OTHER, f"the sidecar waits for {waiting_for}")
-
-
-def _row(facts: RecordFacts) -> PartitionStatus | None:
-    return None if facts.sidecar is None else facts.sidecar.status
 
 
 _GATES: Final[tuple[Callable[[RecordFacts], Waiting | None], ...]] = (
@@ -327,8 +321,7 @@ def _archive_away(facts: RecordFacts) -> Answer | None:
     if facts.archive is not None:
         return None
     why = facts.problems.get("archive", "it was not asked")
-    row = facts.sidecar.status if facts.sidecar is not None else None
-    done = None if row is None else row.next_offset
+    done = None if facts.row is None else facts.row.next_offset
     if done is None:
         more = f"; if it is not archived, {gate_of(facts).text}" if _bytes_here(facts) else ""
         text = f"unknown whether it is archived: {why}{more}"
@@ -428,10 +421,7 @@ def _above_the_archive_end(facts: RecordFacts) -> bool:
 
 def _bytes_here(facts: RecordFacts) -> bool:
     """Return whether this host's disk, or a pin of the sidecar that was asked, has the record."""
-    if facts.local is not None and facts.local.holder(facts.offset) is not None:
-        return True
-    sidecar = facts.sidecar
-    return sidecar is not None and sidecar.pin_of(facts.offset) is not None
+    return facts.on_disk is not None or facts.pin is not None
 
 
 def _on_the_leader(facts: RecordFacts) -> bool:

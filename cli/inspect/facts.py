@@ -5,7 +5,7 @@ The sources are this host's disk (`local_log`, `host`), the sidecar (`sidecar`),
 facts here, and then decide with the pure functions of the modules `explain`, `loss` and `doctor`.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from sidetier.cli.inspect.archive import ArchivedOffset, ArchivedPartition
 from sidetier.cli.inspect.consumer_groups import GroupFacts, gather_groups
 from sidetier.cli.inspect.encryption import KeyFacts, key_facts, stored_facts
 from sidetier.cli.inspect.host import HostFacts, host_facts
-from sidetier.cli.inspect.local_log import LocalLog, local_log, read_log
+from sidetier.cli.inspect.local_log import LocalLog, LocalSegment, local_log, read_log
 from sidetier.cli.inspect.local_retention import PartitionRetention, gather_retention
 from sidetier.cli.inspect.sidecar import (
     NoSidecarError,
@@ -58,7 +58,7 @@ from sidetier.segments.listing import read_listing
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.port import RemoteStorage
-from sidetier.telemetry.status import Role
+from sidetier.telemetry.status import PartitionStatus, PinnedRange, Role
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.trim.decision import topic_hindrance
@@ -183,11 +183,25 @@ class RecordFacts(PartitionFacts):
         return max((start for start in known if start is not None), default=None)
 
     @property
+    def row(self) -> PartitionStatus | None:
+        """The partition in the sidecar's status."""
+        return None if self.sidecar is None else self.sidecar.status
+
+    @property
+    def on_disk(self) -> LocalSegment | None:
+        """The segment on this host's disk that has the record."""
+        return None if self.local is None else self.local.holder(self.offset)
+
+    @property
+    def pin(self) -> PinnedRange | None:
+        """The sidecar's pin that has the record."""
+        return None if self.sidecar is None else self.sidecar.pin_of(self.offset)
+
+    @property
     def leads_here(self) -> bool:
         """Whether this host's broker leads the partition, as far as is known."""
         if self.replicas is None:
-            row = self.sidecar.status if self.sidecar is not None else None
-            return row is not None and row.role is Role.LEADER
+            return self.row is not None and self.row.role is Role.LEADER
         return self.replicas.leader is not None and self.replicas.leader == self.broker_id
 
 
@@ -322,22 +336,17 @@ def _cluster_answer(question: RecordQuestion) -> _ClusterAnswer:
         absent = LogOffsets(problem=f"there is no partition {tp}")
         return _ClusterAnswer(found.cluster_id, None, absent, None)
     log_offsets = LogOffsets() if replicas.leader is None else cluster.log_offsets([tp])[tp]
-    settings = _topic_settings(cluster, [tp.topic]).get(tp.topic)
-    topic_id = _topic_ids(cluster, [tp.topic]).get(tp.topic)
+    settings = _if_allowed(cluster.topic_settings, [tp.topic]).get(tp.topic)
+    topic_id = _if_allowed(cluster.topic_ids, [tp.topic]).get(tp.topic)
     return _ClusterAnswer(found.cluster_id, replicas, log_offsets, settings, topic_id)
 
 
-def _topic_settings(cluster: Cluster, topics: Collection[str]) -> Mapping[str, Settings]:
-    """Return the topics' configurations; empty if the cluster refuses, because names still help."""
-    with suppress(LeadershipError):  # DescribeConfigs may not be authorized
-        return cluster.topic_settings(topics)
-    return {}
-
-
-def _topic_ids(cluster: Cluster, topics: Collection[str]) -> Mapping[str, str]:
-    """Return the topics' ids; empty if the brokers refuse, or have none (before Kafka 2.8)."""
-    with suppress(LeadershipError):
-        return cluster.topic_ids(topics)
+def _if_allowed(
+    ask: Callable[[Iterable[str]], Mapping[str, T]], topics: Iterable[str]
+) -> Mapping[str, T]:
+    """Ask the brokers about topics; empty if they refuse, because other answers still help."""
+    with suppress(LeadershipError):  # DescribeConfigs or Describe may not be authorized
+        return ask(topics)
     return {}
 
 
@@ -392,14 +401,14 @@ def gather_broker(question: BrokerQuestion, cluster: Cluster) -> BrokerFacts:
     tps = cluster_map.with_replica_on(broker_id)
     _check_broker(broker_id, cluster_map, tps)
     topics = sorted({tp.topic for tp in tps})
-    settings = _topic_settings(cluster, topics)
+    settings = _if_allowed(cluster.topic_settings, topics)
     exclusions = {topic: exclusion_of(topic, config, settings.get(topic)) for topic in topics}
     partitions = [
         PartitionFacts(tp, cluster_map.partitions[tp], exclusion=exclusions[tp.topic]) for tp in tps
     ]
     # The archive first: a high watermark that is read later is not below the archive end.
     partitions = _with_archives(
-        partitions, config, cluster_map.cluster_id, _topic_ids(cluster, topics)
+        partitions, config, cluster_map.cluster_id, _if_allowed(cluster.topic_ids, topics)
     )
     partitions = _with_log_offsets(partitions, cluster, cluster_map)
     partitions, note = _with_sidecar(partitions, question)

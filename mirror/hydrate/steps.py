@@ -22,13 +22,17 @@ from sidetier.mirror.hydrate import finish, verify
 from sidetier.mirror.hydrate.finish import OpenTransaction
 from sidetier.mirror.hydrate.plan import HydratePlan, PlannedTopic, check_cluster
 from sidetier.mirror.hydrate.survey import Cut, make_plan
-from sidetier.mirror.hydrate.topics import DescribedTopic, TopicAdmin, final_configs, not_restored
+from sidetier.mirror.hydrate.topics import (
+    DescribedTopic,
+    Properties,
+    TopicAdmin,
+    final_configs,
+    not_restored,
+)
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.names import is_internal_topic
 from sidetier.segments.offsets import BrokerId, TopicPartition
 
-Properties = Mapping[str, str | int | float | bool]
-"""Properties of a Kafka client, with `bootstrap.servers`."""
 _SYNC_SECONDS: Final = 7 * 24 * 3600.0
 _SYNC_POLL_SECONDS: Final = 1.0
 
@@ -132,7 +136,6 @@ def plan_restore(archive: ArchiveAccess, request: PlanRequest) -> HydratePlan:
 
 def replicate_topics(
     plan: HydratePlan,
-    admin: TopicAdmin,
     properties: Properties,
     *,
     dry_run: bool = False,
@@ -143,8 +146,7 @@ def replicate_topics(
 
     Args:
         plan: The plan, with the replication factors.
-        admin: Client of the new cluster.
-        properties: Properties of another client of it.
+        properties: Properties of the new cluster's clients.
         dry_run: Change nothing.
         before_change: Called before the first change: the caller stores the plan, because
             `finish_topics` compares the replicas with it.
@@ -154,6 +156,7 @@ def replicate_topics(
         ConfigurationError: A partition is not placed as planned.
         SidetierError: The brokers refuse, or a partition has no leader.
     """
+    admin = TopicAdmin.connected(properties)
     existing = _placed_topics(plan, admin)
     with finish.connected(dict(properties)) as cluster:
         transactions = finish.archived_open_transactions(cluster, plan.partitions)
@@ -182,7 +185,6 @@ def replicate_topics(
 def verify_topics(
     archive: ArchiveAccess,
     plan: HydratePlan,
-    admin: TopicAdmin,
     properties: Properties,
     *,
     produced: Collection[str] = (),
@@ -193,15 +195,14 @@ def verify_topics(
     Args:
         archive: The archive.
         plan: The plan.
-        admin: Client of the new cluster.
-        properties: Properties of other clients of it.
+        properties: Properties of the new cluster's clients.
         produced: Topics to which a record is produced, to see that this works.
         parallel: Number of partitions that are compared at the same time.
 
     Raises:
         SidetierError: The archive or the brokers cannot be read.
     """
-    check_cluster(plan, admin.cluster_id())
+    check_cluster(plan, TopicAdmin.connected(properties).cluster_id())
     brokers = verify.BrokerSide(as_texts(dict(properties)))
     partitions = plan.partitions
     with closing(verify.ArchiveSide(archive)) as archived:
@@ -225,7 +226,6 @@ def verify_topics(
 def finish_topics(
     archive: ArchiveAccess,
     plan: HydratePlan,
-    admin: TopicAdmin,
     properties: Properties,
     *,
     with_cluster: bool | None = None,
@@ -236,8 +236,7 @@ def finish_topics(
     Args:
         archive: The archive.
         plan: The plan.
-        admin: Client of the new cluster.
-        properties: Properties of other clients of it.
+        properties: Properties of the new cluster's clients.
         with_cluster: Whether to restore the cluster's state, such as groups and ACLs; None if the
             plan is of the whole cluster.
         dry_run: Change nothing.
@@ -246,6 +245,7 @@ def finish_topics(
         ConfigurationError: An earlier step was not completed.
         SidetierError: The brokers do not answer.
     """
+    admin = TopicAdmin.connected(properties)
     existing = _placed_topics(plan, admin)
     with finish.connected(dict(properties)) as cluster:
         still_open = finish.archived_open_transactions(cluster, plan.partitions)

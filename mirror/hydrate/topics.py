@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import tenacity
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -16,11 +16,13 @@ from confluent_kafka.admin import (
 )
 from confluent_kafka.cimpl import NewTopic
 
-from sidetier.leadership.cluster import End, all_offsets, kafka_text
+from sidetier.leadership.cluster import End, admin_client, all_offsets, as_texts, kafka_text
 from sidetier.mirror.hydrate.plan import HydratePlan, PreparedTopic
 from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
+Properties = Mapping[str, str | int | float | bool]
+"""Properties of a Kafka client, with `bootstrap.servers`."""
 SAFE_CONFIGS: Final[Mapping[str, str]] = {
     "retention.ms": "-1",
     "retention.bytes": "-1",
@@ -98,6 +100,12 @@ class TopicAdmin:
     def __init__(self, client: AdminClient, stop: threading.Event | None = None) -> None:
         self._client = client
         self._stop = stop or threading.Event()
+
+    @classmethod
+    def connected(cls, properties: Properties) -> Self:
+        """Return a client of the cluster at `bootstrap.servers`. Raises ConfigurationError."""
+        texts = as_texts(properties)
+        return cls(admin_client(texts.pop("bootstrap.servers"), texts))
 
     def cluster_id(self) -> str | None:
         """Return Kafka's id of the cluster."""
