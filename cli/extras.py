@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sidetier.segments.errors import ConfigurationError
 
@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from sidetier.cli.invocation import Invocation
     from sidetier.config.loading import LoadedConfig
     from sidetier.config.model import Config
+
+
+RECORD_PACKAGES: Final = ("cramjam", "numpy", "pyarrow")
+"""What every extra installs whose commands read records."""
 
 
 @contextmanager

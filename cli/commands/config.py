@@ -170,12 +170,9 @@ def check(options: CheckOptions) -> CheckResult:
 def _missing_drivers(loaded: LoadedConfig) -> Iterator[str]:
     """Yield a line for each storage URL whose driver is not installed."""
     storage = loaded.config.storage
-    paths: list[SettingPath] = [
-        ("storage", "overrides", i, "url") for i in range(len(storage.overrides))
-    ]
-    urls = {("storage", "url"): storage.url} | {
-        path: override.url for path, override in zip(paths, storage.overrides, strict=True)
-    }
+    urls: dict[SettingPath, str] = {("storage", "url"): storage.url}
+    for i, override in enumerate(storage.overrides):
+        urls["storage", "overrides", i, "url"] = override.url
     for path, url in urls.items():
         try:
             check_driver(url)

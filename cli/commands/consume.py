@@ -24,7 +24,7 @@ from sidetier.cli.consume.request import (
     TextEncoding,
     unescaped,
 )
-from sidetier.cli.extras import needs_extra, quiet_config
+from sidetier.cli.extras import RECORD_PACKAGES, needs_extra, quiet_config
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, argument, option, options
 from sidetier.cli.output import OutputFormat
@@ -44,8 +44,6 @@ _COLUMNS: Final = {
     RecordFormat.RAW: ("value",),
     RecordFormat.JSON: COLUMNS,
 }
-_EXTRA: Final = ("cramjam", "numpy", "pyarrow")
-"""Packages that the extra `consumer` installs."""
 
 
 def _header(text: str) -> HeaderFilter:
@@ -206,7 +204,7 @@ def command(options: ConsumeOptions) -> int:
     if formats != Formats() and form is not RecordFormat.JSON:
         raise click.UsageError("--key-format and --value-format are for JSON lines")
     config = quiet_config(options.call)
-    with needs_extra("sidetier consume", _EXTRA, "consumer"):
+    with needs_extra("sidetier consume", RECORD_PACKAGES, "consumer"):
         from sidetier.cli.consume.session import consume  # noqa: PLC0415 -- `--help` must not load the consumer's libraries
     return consume(config, request, written, output_format)
 

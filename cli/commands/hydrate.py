@@ -1,12 +1,11 @@
 """`sidetier hydrate`: restore archived topics on an empty cluster, with the same offsets."""
 
 from contextlib import AbstractContextManager
-from typing import Final
 
 import click
 
 from sidetier.cli import kernel
-from sidetier.cli.extras import needs_extra, quiet_config
+from sidetier.cli.extras import RECORD_PACKAGES, needs_extra, quiet_config
 from sidetier.cli.hydrate.options import (
     FinishOptions,
     PlaceOptions,
@@ -16,8 +15,6 @@ from sidetier.cli.hydrate.options import (
     VerifyOptions,
 )
 from sidetier.cli.invocation import configuration_parameters
-
-_LIBRARIES: Final = ("cramjam", "kio", "numpy", "pyarrow")
 
 
 @click.group(name="hydrate", params=[*configuration_parameters()])
@@ -191,4 +188,4 @@ def finish_command(options: FinishOptions) -> kernel.Outcome:
 
 
 def _needs_extras(step: str) -> AbstractContextManager[None]:
-    return needs_extra(f"sidetier hydrate {step}", _LIBRARIES, "consumer,mirror")
+    return needs_extra(f"sidetier hydrate {step}", RECORD_PACKAGES, "consumer,mirror")

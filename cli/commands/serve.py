@@ -10,7 +10,7 @@ import click
 
 from sidetier.cli import kernel
 from sidetier.cli.arguments import DURATION, FILE, pattern, positive_size
-from sidetier.cli.extras import needs_extra, require_packages
+from sidetier.cli.extras import RECORD_PACKAGES, needs_extra, require_packages
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, Parsed, option, options
 from sidetier.config.units import parse_duration, parse_size
@@ -24,7 +24,6 @@ Preference = tuple[re.Pattern[str], float]
 """Names of topics, and the age in seconds up to which their records come from the brokers."""
 RELAY: Final = "relay="
 """Prefix of the value of --groups that names a live cluster."""
-_EXTRA: Final = ("cramjam", "numpy", "pyarrow")
 _MIN_MEMORY: Final = 16 << 20
 _MAX_PORT: Final = 65535
 _FOR_EVER: Final = "forever"
@@ -314,7 +313,7 @@ def command(options: ServeOptions) -> int:
     if options.group_retention is not None and groups != "local":
         raise click.UsageError("--group-retention is for --groups local")
     loaded = options.call.load(needs_log_dirs=False)
-    with needs_extra("sidetier serve", _EXTRA, "consumer"):
+    with needs_extra("sidetier serve", RECORD_PACKAGES, "consumer"):
         from sidetier.cli.serve import serve  # noqa: PLC0415 -- `--help` must not load the libraries
         from sidetier.endpoint.catalog import CatalogSettings  # noqa: PLC0415
         from sidetier.endpoint.connection import ServerSettings  # noqa: PLC0415
@@ -322,7 +321,7 @@ def command(options: ServeOptions) -> int:
         from sidetier.endpoint.service import EndpointSettings  # noqa: PLC0415
         from sidetier.endpoint.tls import TlsFiles  # noqa: PLC0415
 
-        require_packages(_EXTRA)  # some are imported at the first request that needs them
+        require_packages(RECORD_PACKAGES)  # some are imported at the first request that needs them
         connections = options.max_connections
         settings = EndpointSettings(
             listen,

@@ -71,34 +71,22 @@ class TrimResult:
             for topic, count, size, excess in self._topics()
         ]
         freed = "WOULD FREE" if self.report.dry_run else "FREED"
-        columns = ("TOPIC", "PARTITIONS", freed, "STAYS BEYOND RETENTION")
-        tables = [Table(columns if rows else (), rows, footer=footer)]
+        topic_columns = ("TOPIC", "PARTITIONS", freed, "STAYS BEYOND RETENTION")
+        tables = [Table(topic_columns if rows else (), rows, footer=footer)]
         held = [
-            (str(trim.topic_partition), trim.excess, trim.held)
-            for trim in self.report.trims
-            if trim.held
+            (str(t.topic_partition), size_text(t.excess), t.held.hindrance.value, t.held.text)
+            for t in self.report.trims
+            if t.held
         ]
         if held:
-            tables.append(
-                first_rows(
-                    ("PARTITION", "STAYS", "REASON", "DETAILS"),
-                    [
-                        (name, size_text(excess), reason.hindrance.value, reason.text)
-                        for name, excess, reason in held
-                    ],
-                )
-            )
-        groups = self._groups()
+            tables.append(first_rows(("PARTITION", "STAYS", "REASON", "DETAILS"), held))
+        groups = [
+            (row.group, row.topic, row.partitions, row.skipped, row.members_text)
+            for row in self._groups()
+        ]
         if groups:
-            tables.append(
-                first_rows(
-                    ("GROUP BEHIND", "TOPIC", "PARTITIONS", "SKIPS", "MEMBERS"),
-                    [
-                        (row.group, row.topic, row.partitions, row.skipped, row.members_text)
-                        for row in groups
-                    ],
-                )
-            )
+            columns = ("GROUP BEHIND", "TOPIC", "PARTITIONS", "SKIPS", "MEMBERS")
+            tables.append(first_rows(columns, groups))
             change = f"To change it, {READ_THE_ARCHIVE}"
             change += f", or {CATCH_UP}." if self.report.dry_run else "."
             tables += [Table((), footer=WHO_SKIPS), Table((), footer=change)]

@@ -16,6 +16,7 @@ from sidetier.cli.arguments import (
     FIXED_WHERE,
     SIZE,
 )
+from sidetier.cli.extras import RECORD_PACKAGES
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, OUTPUT, group, option, options
 from sidetier.cli.output import OutputFormat
@@ -26,7 +27,7 @@ from sidetier.segments.errors import ConfigurationError
 if TYPE_CHECKING:
     from sidetier.config.model import Config
 
-LIBRARIES: Final = ("cramjam", "kio", "numpy", "pyarrow", "scramp")
+LIBRARIES: Final = RECORD_PACKAGES
 """Packages that the extra `mirror` installs."""
 _SECRET: Final = re.compile(r"password|secret|token", re.IGNORECASE)
 
