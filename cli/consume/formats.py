@@ -2,8 +2,9 @@
 
 import base64
 import json
-from collections.abc import Callable, Iterable
-from typing import Any, BinaryIO, Final, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 
@@ -20,99 +21,10 @@ Decode = Callable[[pa.Array, Show], list[object]]
 """Decodes a column for JSON; shows a value that cannot be decoded as bytes."""
 
 
-class Writer(Protocol):
-    """Writes records, in the order of the calls."""
-
-    def write(self, tp: TopicPartition, records: pa.RecordBatch) -> int:
-        """Write the records; return how many there are in what was written.
-
-        Raises:
-            BrokenPipeError: The program that reads the output has closed it.
-        """
-        ...
-
-
-class JsonLines:
-    """Writes each record as one line with a JSON object."""
-
-    def __init__(
-        self,
-        stream: BinaryIO,
-        show: Show,
-        decode_key: Decode | None = None,
-        decode_value: Decode | None = None,
-    ) -> None:
-        self._stream = stream
-        self._show = show
-        self._decode = {"key": decode_key, "value": decode_value}
-
-    def write(self, tp: TopicPartition, records: pa.RecordBatch) -> int:
-        """Write one line per record; a value that cannot be decoded is shown as bytes."""
-        columns = [self._column(name, records.column(name)) for name in COLUMNS]
-        lines = [
-            json.dumps(self._row(tp, *row), ensure_ascii=False)
-            for row in zip(*columns, strict=True)
-        ]
-        text = "".join(f"{line}\n" for line in lines)
-        # A decoded text may have half of a surrogate pair, which JSON has as an escape only.
-        self._stream.write(text.encode(errors="backslashreplace"))
-        return text.count("\n")
-
-    def _column(self, name: str, column: pa.Array) -> list[Any]:
-        if name not in self._decode:
-            return list(column.to_pylist())
-        decode = self._decode[name]
-        if decode is not None:
-            return decode(column, self._show)
-        return [self._show(data) for data in column.to_pylist()]
-
-    def _row(  # noqa: PLR0913, PLR0917 -- a record's columns
-        self,
-        tp: TopicPartition,
-        offset: int,
-        timestamp: int,
-        kind: int,
-        key: object,
-        value: object,
-        headers: Iterable[dict[str, Any]] | None,
-    ) -> dict[str, object]:
-        return {
-            "topic": tp.topic,
-            "partition": tp.partition,
-            "offset": offset,
-            "timestamp": None if timestamp < 0 else timestamp,
-            "timestamp_type": None if timestamp < 0 else _KINDS[kind],
-            "key": key,
-            "value": value,
-            "headers": [
-                {"key": header["key"], "value": self._show(header["value"])}
-                for header in headers or ()
-            ],
-        }
-
-
-class RawValues:
-    """Writes values as they are, each followed by the delimiter; a null is the delimiter alone."""
-
-    def __init__(self, stream: BinaryIO, delimiter: bytes) -> None:
-        self._stream = stream
-        self._delimiter = delimiter
-
-    def write(self, tp: TopicPartition, records: pa.RecordBatch) -> int:
-        """Write each value and the delimiter; a null value is written as an empty one."""
-        del tp
-        values = records.column("value").to_pylist()
-        self._stream.write(b"".join((value or b"") + self._delimiter for value in values))
-        return len(values)
-
-
-class Nothing:
-    """Writes nothing: with `--count` the read loop only counts records."""
-
-    def write(self, tp: TopicPartition, records: pa.RecordBatch) -> int:
-        """Count the records without writing them."""
-        del tp
-        return len(records.column("offset"))
+Writer = Callable[[TopicPartition, pa.RecordBatch], int]
+"""Writes records, in the order of the calls; returns how many there are in what was written. Raises
+BrokenPipeError if the program that reads the output has closed it.
+"""
 
 
 def writer_of(
@@ -123,11 +35,68 @@ def writer_of(
 ) -> Writer:
     """Return the writer of the requested format."""
     if output.form is RecordFormat.COUNT:
-        return Nothing()
+        return lambda _, records: len(records.column("offset"))
     if output.form is RecordFormat.RAW:
-        return RawValues(stream, output.delimiter)
+        return partial(_write_values, stream, output.delimiter)
     show = as_base64 if output.encoding is TextEncoding.BASE64 else as_text
-    return JsonLines(stream, show, decode_key, decode_value)
+    return partial(_write_lines, stream, show, {"key": decode_key, "value": decode_value})
+
+
+def _write_values(
+    stream: BinaryIO, delimiter: bytes, _: TopicPartition, records: pa.RecordBatch
+) -> int:
+    """Write each value and the delimiter; a null value is written as an empty one."""
+    values = records.column("value").to_pylist()
+    stream.write(b"".join((value or b"") + delimiter for value in values))
+    return len(values)
+
+
+def _write_lines(
+    stream: BinaryIO,
+    show: Show,
+    decoders: Mapping[str, Decode | None],
+    tp: TopicPartition,
+    records: pa.RecordBatch,
+) -> int:
+    """Write one JSON object per line; a value that cannot be decoded is shown as bytes."""
+
+    def column(name: str) -> list[Any]:
+        values = records.column(name)
+        decode = decoders.get(name)
+        if decode is not None:
+            return decode(values, show)
+        shown = values.to_pylist()
+        return [show(data) for data in shown] if name in decoders else shown
+
+    rows = zip(*map(column, COLUMNS), strict=True)
+    lines = [json.dumps(_fields(show, tp, *row), ensure_ascii=False) for row in rows]
+    text = "".join(f"{line}\n" for line in lines)
+    # A decoded text may have half of a surrogate pair, which JSON has as an escape only.
+    stream.write(text.encode(errors="backslashreplace"))
+    return text.count("\n")
+
+
+def _fields(  # noqa: PLR0913, PLR0917 -- a record's columns
+    show: Show,
+    tp: TopicPartition,
+    offset: int,
+    timestamp: int,
+    kind: int,
+    key: object,
+    value: object,
+    headers: Iterable[dict[str, Any]] | None,
+) -> dict[str, object]:
+    return {
+        **tp._asdict(),
+        "offset": offset,
+        "timestamp": None if timestamp < 0 else timestamp,
+        "timestamp_type": None if timestamp < 0 else _KINDS[kind],
+        "key": key,
+        "value": value,
+        "headers": [
+            {"key": header["key"], "value": show(header["value"])} for header in headers or ()
+        ],
+    }
 
 
 def as_text(data: bytes | None) -> Shown:

@@ -4,8 +4,8 @@ Needs the packages of the extra `consumer`.
 """
 
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from sidetier.cli import exits
@@ -23,39 +23,20 @@ _DECODING: Final = ("babel", "fastavro", "google")
 """Packages that the extra `export` installs."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionCount:
-    """What was read of one partition.
-
-    Attributes:
-        from_offset: First offset that was read.
-        next_offset: End of the range that was read, exclusive.
-        records: Less than the number of offsets if some have no record: transaction markers,
-            aborted and compacted records.
-        missing_offsets: Offsets whose records are lost.
-    """
-
-    partition: int
-    from_offset: int
-    next_offset: int
-    records: int
-    missing_offsets: int
-
-
-_COLUMNS: Final[Columns[PartitionCount]] = {
-    "PARTITION": lambda count: count.partition,
-    "OFFSETS": lambda count: range_text(count.from_offset, count.next_offset),
-    "RECORDS": lambda count: count.records,
-    "MISSING": lambda count: count.missing_offsets,
+_COLUMNS: Final[Columns[PartitionReading]] = {
+    "PARTITION": lambda read: read.tp.partition,
+    "OFFSETS": lambda read: range_text(read.first, read.position),
+    "RECORDS": lambda read: read.records,
+    "MISSING": lambda read: read.missing,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class CountResult:
-    """Counts of all partitions, in rising order."""
+    """What was read of each partition, in rising order."""
 
     topic: str
-    partitions: Sequence[PartitionCount]
+    partitions: Sequence[PartitionReading]
 
     @property
     def records(self) -> int:
@@ -67,22 +48,22 @@ class CountResult:
         return {
             "topic": self.topic,
             "records": self.records,
-            "partitions": [asdict(partition) for partition in self.partitions],
+            "partitions": [
+                {
+                    "partition": read.tp.partition,
+                    "from_offset": read.first,
+                    "next_offset": read.position,
+                    "records": read.records,
+                    "missing_offsets": read.missing,
+                }
+                for read in self.partitions
+            ],
         }
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each partition, with a last column if offsets are missing."""
         footer = f"{self.records} records of {self.topic}"
         return (table_of(self.partitions, _COLUMNS, footer, optional=("MISSING",)),)
-
-
-def count_result(topic: str, partitions: Iterable[PartitionReading]) -> CountResult:
-    """Return what was read of each partition."""
-    rows = sorted(partitions, key=lambda read: read.tp)
-    return CountResult(
-        topic,
-        [PartitionCount(c.tp.partition, c.first, c.position, c.records, c.missing) for c in rows],
-    )
 
 
 def consume(
@@ -109,14 +90,15 @@ def consume(
             code = exits.INTERRUPTED
         sys.stdout.flush()
         if written.form is RecordFormat.COUNT:
-            emit(count_result(request.topic, reading.partitions.values()), output)
+            partitions = [read for _, read in sorted(reading.partitions.items())]
+            emit(CountResult(request.topic, partitions), output)
         return exits.FINDINGS if reading.has_gaps and code == exits.OK else code
 
 
 def write_all(reading: TopicReading, writer: Writer, on_progress: Update) -> None:
     """Write all records that are read. Raises RecordCountError if a count differs."""
     for tp, rows in reading.batches(on_progress):
-        written = writer.write(tp, rows)
+        written = writer(tp, rows)
         if written != rows.num_rows:
             fact = f"{rows.num_rows} records were read, and {written} were written"
             raise RecordCountError(str(tp), fact)
