@@ -19,6 +19,7 @@ from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, OUTPUT, group, option, options
 from sidetier.cli.output import Columns, OutputFormat, Table, table_of
 from sidetier.config.fleet import FleetConfig
+from sidetier.config.model import HttpConfig
 from sidetier.config.types import SecretRef
 from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry.fleet import Fields, Fleet, FleetSidecar, by_cluster, url_of_address
@@ -160,15 +161,16 @@ class FleetSource:
 
     fleet: Fleet
     bearer_token: Callable[[], str | None]
-    runbook_url: str
-    allowed_hosts: Sequence[str] = ()
+    http: HttpConfig
 
 
 def _opened(options: FleetOptions) -> FleetSource:
     """Return the fleet that options name, else the configured fleet."""
     call = options.call
-    config = call.load(needs_log_dirs=False).config if call.is_configured() else None
-    fleet = FleetConfig() if config is None else config.fleet
+    fleet, http = FleetConfig(), HttpConfig()
+    if call.is_configured():
+        config = call.load(needs_log_dirs=False).config
+        fleet, http = config.fleet, config.http
     sidecars, dns, token_file = options.sidecars, options.dns, options.bearer_token_file
     if not sidecars and dns is None:
         sidecars, dns = tuple(fleet.sidecars), fleet.dns
@@ -176,11 +178,11 @@ def _opened(options: FleetOptions) -> FleetSource:
     def token() -> str | None:
         if token_file is not None:
             return SecretRef(file=token_file.absolute()).resolve()
-        return None if config is None else bearer_token_of(config.http)
+        return bearer_token_of(http)
 
     trust = trusted(options.ca_bundle or fleet.ca_bundle)
     name = None if dns is None else dns.rpartition(":")[0]
-    opened = Fleet(
+    asked = Fleet(
         sidecars,
         dns,
         timeout=fleet.timeout if options.timeout is None else options.timeout,
@@ -188,9 +190,7 @@ def _opened(options: FleetOptions) -> FleetSource:
         bearer_token=token,
         ask=functools.partial(ask_page, tls=FleetTls(trust, name)),
     )
-    if config is None:
-        return FleetSource(opened, token, "")
-    return FleetSource(opened, token, config.http.runbook_url, config.http.allowed_hosts)
+    return FleetSource(asked, token, http)
 
 
 def trusted(ca_bundle: Path | None) -> ssl.SSLContext:
@@ -320,7 +320,7 @@ def fleet_server(source: FleetSource, listen: Address) -> "HttpServer":
     from sidetier.telemetry.pages import Application  # noqa: PLC0415
 
     def page(query: PartitionQuery) -> dict[str, Any]:
-        return source.fleet.page(query, source.runbook_url)
+        return source.fleet.page(query, source.http.runbook_url)
 
     token = source.bearer_token
     application = Application(
@@ -328,6 +328,6 @@ def fleet_server(source: FleetSource, listen: Address) -> "HttpServer":
         FixedStatus(_LISTENING),
         None if token() is None else lambda: token() or "",
         pages=page,
-        hosts=AllowedHosts(source.allowed_hosts),
+        hosts=AllowedHosts(source.http.allowed_hosts),
     )
     return HttpServer(*listen, _always_paged(application), settings="--listen")

@@ -1,11 +1,11 @@
 """Check settings, host, stores and sidecar for causes of lost records. Pure functions."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from sidetier.archive.objects.layout import check_note, second_archive
 from sidetier.cli.arguments import age_text, size_text
@@ -786,23 +786,26 @@ def _below(topics: tuple[TopicFacts, ...], name: str, limit: int) -> dict[str, i
 
 def retention_by_time(facts: DoctorFacts) -> Iterator[Finding]:
     """Compare `retention.ms` with the largest age of records that are not stored."""
-    late, near = [], []
+    limits = {}
     for topic in facts.topics:
         retention = topic_config(topic.settings).retention
-        if retention is None:
-            continue
-        lag = _worst(facts, topic.name, lambda row: row.oldest_unstored_age_seconds)
-        if lag >= retention:
-            late.append(topic.name)
-        elif retention < max(_SHORT_RETENTION, _MARGIN * lag):
-            near.append(topic.name)
+        if retention is not None:
+            lag = _worst(facts, topic.name, lambda row: row.oldest_unstored_age_seconds)
+            limits[topic.name] = _Limit(retention, lag, max(_SHORT_RETENTION, _MARGIN * lag))
     yield from _retention(
         "retention.ms",
-        late,
-        near,
+        limits,
         ("at or below the age of records that are not archived", "an hour, or four times the lag"),
         "retention.ms=86400000",
     )
+
+
+class _Limit(NamedTuple):
+    """A topic's retention, what it needs at least, and what it should have."""
+
+    retention: float
+    needed: float
+    wanted: float
 
 
 def _worst(
@@ -813,9 +816,13 @@ def _worst(
 
 
 def _retention(
-    name: str, late: list[str], near: list[str], words: tuple[str, str], setting: str
+    name: str, limits: Mapping[str, _Limit], words: tuple[str, str], setting: str
 ) -> Iterator[Finding]:
     too_low, margin = words
+    late = [topic for topic, limit in limits.items() if limit.retention <= limit.needed]
+    near = [
+        topic for topic, limit in limits.items() if limit.needed < limit.retention < limit.wanted
+    ]
     if late:
         yield problem(
             name,
@@ -838,20 +845,16 @@ def retention_by_size(facts: DoctorFacts) -> Iterator[Finding]:
     """Compare `retention.bytes`, which applies to each partition, with the bytes that are not
     stored.
     """
-    late, near = [], []
+    limits = {}
     for topic in facts.topics:
         limit = number(topic.settings, "retention.bytes")
-        if limit is None or limit < 0:
-            continue
-        segment = roll_rules(topic.settings).segment_bytes or 0
-        if _worst(facts, topic.name, lambda row: row.unstored_bytes) >= limit:
-            late.append(topic.name)
-        elif limit < _FEW_SEGMENTS * segment:
-            near.append(topic.name)
+        if limit is not None and limit >= 0:
+            few = _FEW_SEGMENTS * (roll_rules(topic.settings).segment_bytes or 0)
+            unstored = _worst(facts, topic.name, lambda row: row.unstored_bytes)
+            limits[topic.name] = _Limit(limit, unstored, few)
     yield from _retention(
         "retention.bytes",
-        late,
-        near,
+        limits,
         ("at or below the unarchived bytes of a partition", "four segments (segment.bytes)"),
         "retention.bytes=10737418240",
     )

@@ -75,8 +75,8 @@ def host_facts(
     present = [path for path in config.log_dirs if _device(path) is not None and path.is_dir()]
     return HostFacts(
         max_open_files=None if hard == resource.RLIM_INFINITY else hard,
-        max_watches=_kernel_number("max_user_watches"),
-        max_instances=_kernel_number("max_user_instances"),
+        max_watches=_kernel_number(_INOTIFY / "max_user_watches"),
+        max_instances=_kernel_number(_INOTIFY / "max_user_instances"),
         partition_directories=sum(len(_directories(path)) for path in present),
         log_dirs=tuple(_log_dir(path) for path in present),
         spools=tuple(_spool(path) for path in config.uploader.pins.spool),
@@ -85,9 +85,9 @@ def host_facts(
     )
 
 
-def _kernel_number(name: str) -> int | None:
+def _kernel_number(path: Path) -> int | None:
     try:
-        return int((_INOTIFY / name).read_text())
+        return int(path.read_text())
     except (OSError, ValueError):
         return None
 
@@ -117,7 +117,7 @@ def _log_dir(path: Path) -> LogDirFacts:
         name,
         _cache_problem(logs),
         _device(path),
-        may_link=not _links_are_protected() or all(_may_link(log) for log in logs[:1]),
+        may_link=not _kernel_number(_PROTECTED_LINKS) or all(_may_link(log) for log in logs[:1]),
     )
 
 
@@ -130,13 +130,6 @@ def _device(path: Path) -> int | None:
         return path.stat().st_dev
     except OSError:
         return None
-
-
-def _links_are_protected() -> bool:
-    try:
-        return int(_PROTECTED_LINKS.read_text()) != 0
-    except (OSError, ValueError):
-        return False
 
 
 def _may_link(log: Path) -> bool:

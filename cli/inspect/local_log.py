@@ -129,15 +129,10 @@ def local_log(log_dirs: Iterable[str], tp: TopicPartition) -> LocalLog | None:
 def read_log(directory: str, tp: TopicPartition) -> LocalLog:
     """Read the log in a partition's directory."""
     listing = read_listing(list_names(directory))
-    rows = [
-        _segment(
-            directory,
-            closed.base_offset,
-            closed.next_base,
-            _closed_place(marked_for_deletion=closed.marked_for_deletion),
-        )
-        for closed in listing.closed
-    ]
+    rows = []
+    for closed in listing.closed:
+        place = Place.MARKED_FOR_DELETION if closed.marked_for_deletion else Place.CLOSED
+        rows.append(_segment(directory, closed.base_offset, closed.next_base, place))
     if listing.active is not None:
         end = _end(directory, listing.active)
         rows.append(_segment(directory, listing.active, end, Place.ACTIVE))
@@ -148,10 +143,6 @@ def read_log(directory: str, tp: TopicPartition) -> LocalLog:
         _checkpointed(Path(directory).parent, tp),
         log_start_offsets([str(Path(directory).parent)]).get(tp),
     )
-
-
-def _closed_place(*, marked_for_deletion: bool) -> Place:
-    return Place.MARKED_FOR_DELETION if marked_for_deletion else Place.CLOSED
 
 
 def _segment(

@@ -18,6 +18,7 @@ import yaml
 from sidetier.cli.commands.fleet import FleetResult, FleetSource, fleet_server
 from sidetier.cli.inspect.sidecar import NoSidecarError, ask_page, ask_sidecar
 from sidetier.cli.main import run
+from sidetier.config.model import HttpConfig
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import BrokerId
 from sidetier.telemetry.fleet import Fleet, UnknownFleetError
@@ -309,7 +310,7 @@ def test_unknown_name_is_shown_on_the_page(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_fleet_page_is_served_to_browsers(sidecars: Sidecars) -> None:
     fleet = Fleet([sidecars.start(FINE), sidecars.start(TROUBLED)], None, timeout=30, ask=ask_page)
-    source = FleetSource(fleet, lambda: None, "")
+    source = FleetSource(fleet, lambda: None, HttpConfig())
     with closing(fleet), fleet_server(source, ("127.0.0.1", 0)) as server:
         url = server.url
         page = ask_page(url, "limit=2")
@@ -330,7 +331,7 @@ def test_fleet_page_requires_the_token_of_the_sidecars(sidecars: Sidecars) -> No
         bearer_token=lambda: "s3cret",
         ask=ask_page,
     )
-    source = FleetSource(fleet, lambda: "s3cret", "")
+    source = FleetSource(fleet, lambda: "s3cret", HttpConfig())
     with closing(fleet), fleet_server(source, ("127.0.0.1", 0)) as server:
         url = server.url
         assert len(ask_page(url, "limit=1", bearer_token="s3cret")["partitions"]) == 1
