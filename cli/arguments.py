@@ -182,8 +182,9 @@ def size_text(size: int | None) -> str | None:
 
 def time_text(milliseconds: int | None) -> str | None:
     """Return ms since 1970 as date and time; None if unknown, which is -1 in Kafka."""
-    known = milliseconds is not None and milliseconds >= 0
-    return times.time_text(milliseconds) if known else None
+    if milliseconds is None or milliseconds < 0:
+        return None
+    return times.time_text(milliseconds)
 
 
 def age_text(seconds: float | None) -> str | None:

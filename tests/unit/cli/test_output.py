@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sidetier.cli.output import Cell, OutputFormat, Table, cell_text, emit
+from sidetier.cli.output import Cell, Columns, OutputFormat, Table, cell_text, emit, table_of
 
 
 class Found:
@@ -78,3 +78,16 @@ def test_numbers_are_right_aligned() -> None:
 )
 def test_cells_are_formatted_by_type(cell: Cell, text: str) -> None:
     assert cell_text(cell) == text
+
+
+def test_table_shows_an_optional_column_only_with_a_value_and_its_names_only_with_rows() -> None:
+    columns: Columns[str] = {
+        "TEXT": lambda text: text,
+        "SIZE": len,
+        "DIGITS": lambda text: sum(map(str.isdigit, text)),
+    }
+    hidden = table_of(["a", "bc"], columns, "two", optional=("DIGITS",))
+    assert hidden == Table(("TEXT", "SIZE"), [("a", 1), ("bc", 2)], footer="two")
+    shown = table_of(["a", "b1"], columns, optional=("DIGITS",))
+    assert shown == Table(("TEXT", "SIZE", "DIGITS"), [("a", 1, 0), ("b1", 2, 1)])
+    assert table_of([], columns, "none") == Table((), [], footer="none")
