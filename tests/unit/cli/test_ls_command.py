@@ -73,7 +73,7 @@ def test_segments_of_a_partition_are_listed(cli: CommandLine, orders: PartitionL
     ]
     assert {tuple(row["files"]) for row in found["segments"]} == {("log", "index", "timeindex")}
     assert cli.run("ls", "orders", "0") == 0
-    assert "2023-11-14 22:13:20  log index timeindex  yes" in cli.lines()[1]
+    assert "2023-11-14T22:13:20+00:00  log index timeindex  yes" in cli.lines()[1]
     assert cli.lines()[-1].endswith("; archived up to 30")
 
 
