@@ -11,7 +11,8 @@ be stale.
   epoch, or none: a recorded gap, or below its start. The cluster has acknowledged the row's
   records, and lost them in an unclean election or a power failure, or deleted them before they were
   archived. No other object has them.
-- `Need.OTHER_TOPIC`: the row belongs to a deleted topic of the same name.
+- `Need.OTHER_TOPIC`: the row belongs to another topic of the same name. Ids have no order: who asks
+  knows whether it is the deleted one.
 - A row is not needed twice (`Kept`).
 """
 

@@ -16,6 +16,9 @@ Order of writes, and what a kill leaves:
 A pack that cannot be read stays, as does every row of a partition whose archive cannot be read. An
 index object that does not parse is replaced: cleaning judges all packs anew.
 
+Any process may clean the packs of a broker, also beside its sidecar: the archive decides, and of
+two index objects one wins. `gone` cleans those of brokers whose sidecars do not.
+
 Memory: the rows of one pack, then a bit for each row, and the bytes of one new pack.
 """
 
@@ -23,7 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import structlog
 
@@ -36,7 +39,13 @@ from sidetier.archive.objects.tail_index import (
 )
 from sidetier.archive.objects.watermark import read_watermark
 from sidetier.archive.tail.inventory import PACK_GONE, TailInventory
-from sidetier.archive.tail.merge import ArchivedPart, PackedRow, PackRef, replaced
+from sidetier.archive.tail.merge import (
+    ArchivedPart,
+    PackedRow,
+    PackRef,
+    below_start,
+    replaced,
+)
 from sidetier.archive.tail.needed_rows import Kept, Need, joined, need_of
 from sidetier.archive.tail.pack import (
     FULL_INDEX_BYTES,
@@ -46,6 +55,7 @@ from sidetier.archive.tail.pack import (
     index_bytes,
 )
 from sidetier.archive.tail.read import read_rows
+from sidetier.archive.tail.retired import retired_parts
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import (
     ChecksumMismatchError,
@@ -64,13 +74,14 @@ from sidetier.segments.offsets import (
     OffsetRange,
     TopicPartition,
 )
-from sidetier.storage.port import LISTED_AT_ONCE, RemoteStorage
+from sidetier.storage.port import LISTED_AT_ONCE, ObjectSummary, RemoteStorage
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.packs import PackNumbers, TailPlace, store_pack
 from sidetier.uploader.tail.quarantine import runs_in, store_run
 
+_Key = TypeVar("_Key")
 _Result = TypeVar("_Result")
 log: Final = structlog.get_logger()
 MIN_LIVE_SHARE: Final = 0.25
@@ -103,6 +114,15 @@ ArchivedOf = Callable[[TopicPartition], ArchivedPart | None]
 """Reads what the archive has of a partition, without its recorded gaps; None without an archive.
 Raises SidetierError.
 """
+RetiredOf = Callable[[TopicPartition, str], Sequence[ArchivedPart]]
+"""Reads what the retired archives of a partition have of a topic id. Raises SidetierError."""
+IsDeleted = Callable[[str, str], bool]
+"""Whether the topic of this name and id is known to be deleted. Raises SidetierError."""
+
+
+def not_known_to_be_deleted(_topic: str, _topic_id: str) -> bool:
+    """Return False: nothing shows which topics are deleted."""
+    return False
 
 
 class PackUse(NamedTuple):
@@ -216,20 +236,25 @@ def stored_archive(place_of: Callable[[str], TailPlace]) -> ArchivedOf:
             return None
         epochs = read_epoch_history(place.store, place.layout, tp).epoch_history
         mark = stored.watermark
-        below = _below(mark.start_offset or Offset(0))
-        return ArchivedPart(mark.next_offset, epochs, mark.topic_id, below, stored.modified_ms)
+        below = below_start(mark.start_offset)
+        return ArchivedPart(mark.next_offset, epochs, mark.topic_id, below)
 
     return read
 
 
-def _below(start: Offset) -> tuple[OffsetRange, ...]:
-    """Return the offsets below the start of an archive: no record of them is archived."""
-    return (OffsetRange(Offset(0), start),) if start else ()
+def stored_retired(place_of: Callable[[str], TailPlace]) -> RetiredOf:
+    """Return a function that reads what retired archives have of a topic id."""
+
+    def read(tp: TopicPartition, topic_id: str) -> Sequence[ArchivedPart]:
+        place = place_of(tp.topic)
+        return retired_parts(place.store, place.layout, tp, topic_id)
+
+    return read
 
 
 @dataclass(slots=True)
 class CleaningTotals:
-    """The result of the last cleaning; the last two are counts since the start.
+    """The result of the last cleaning; from `rewritten_bytes` on, counts since the start.
 
     Attributes:
         live_packs: Packs of this broker with a needed row, and those that cannot be read.
@@ -241,7 +266,11 @@ class CleaningTotals:
             has lost them in an unclean election or a power failure, or deleted them before they
             were archived. Their rows stay until they are in quarantine.
         rewritten_bytes: Bytes that were copied into new packs.
+        dropped_packs: Packs that the index object has dropped since.
+        dropped_bytes: Their bytes.
         deleted_packs: Packs that were deleted.
+        deleted_bytes: Their bytes.
+        quarantined_offsets: Offsets of rows that were stored in quarantine.
     """
 
     live_packs: int = 0
@@ -251,7 +280,11 @@ class CleaningTotals:
     unknown_partitions: int = 0
     stale_offsets: int = 0
     rewritten_bytes: int = 0
+    dropped_packs: int = 0
+    dropped_bytes: int = 0
     deleted_packs: int = 0
+    deleted_bytes: int = 0
+    quarantined_offsets: int = 0
 
 
 _RowKey = tuple[TopicPartition, tuple[str, int, int, int]]
@@ -279,6 +312,26 @@ class _Seen:
     damaged: dict[int, tuple[float, str]] = field(default_factory=dict)
 
 
+class _ForAnHour(Generic[_Key, _Result]):
+    """Remembers what was read for an hour. An older state of an archive is right, too: what it has
+    had is in no pack alone.
+    """
+
+    def __init__(self, read: Callable[[_Key], _Result], now: Callable[[], float]) -> None:
+        self._read = read
+        self._now = now
+        self._known: dict[_Key, tuple[float, _Result]] = {}
+
+    def __call__(self, key: _Key) -> _Result:
+        now = self._now()
+        self._known = {
+            each: known for each, known in self._known.items() if now < known[0] + ASKED_AGAIN
+        }
+        if key not in self._known:
+            self._known[key] = now, self._read(key)
+        return self._known[key][1]
+
+
 class TailCleaner:
     """Cleans the packs of one broker in all stores.
 
@@ -288,28 +341,42 @@ class TailCleaner:
         place_of: Where a topic is stored.
         archived_of: What the archive has of a partition that this broker does not lead, or whose
             archived leader epochs it has not read since it leads.
+        retired_of: What retired archives have of a topic id.
         broker: This broker.
         clock: The time.
+        is_deleted: Tells which topics are deleted. Rows of those without an archive of their topic
+            id at its place are dropped, also if nothing else has their records.
+        quarantined_after: Seconds until lost records are stored in quarantine.
+        dry_run: Write nothing; `totals` has what would be done.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - its ports
         self,
         stores: Callable[[], Iterable[PackNumbers]],
         inventory_of: Callable[[PackNumbers], TailInventory],
         place_of: Callable[[str], TailPlace],
         archived_of: ArchivedOf,
+        retired_of: RetiredOf,
         broker: BrokerId,
         clock: Clock,
+        *,
+        is_deleted: IsDeleted = not_known_to_be_deleted,
+        quarantined_after: float = QUARANTINED_AFTER,
+        dry_run: bool = False,
     ) -> None:
         self._stores = stores
         self._inventory_of = inventory_of
         self._place_of = place_of
-        self._archived_of = archived_of
+        self._ask = _ForAnHour(archived_of, clock.monotonic)
+        self._ask_retired = _ForAnHour[tuple[TopicPartition, str], Sequence[ArchivedPart]](
+            lambda topic: retired_of(*topic), clock.monotonic
+        )
+        self._is_deleted = is_deleted
         self._broker = broker
         self._clock = clock
+        self._quarantined_after = quarantined_after
+        self.dry_run = dry_run
         self._seen: dict[int, _Seen] = defaultdict(_Seen)
-        self._asked: dict[TopicPartition, tuple[float, ArchivedPart | None]] = {}
-        """The stored archives that were read, and when."""
         self._reported: dict[str, str] = {}
         """What was logged: it is not repeated as long as it lasts."""
         self.totals = CleaningTotals()
@@ -325,13 +392,21 @@ class TailCleaner:
             Exception: The last error, after all stores were tried.
         """
         failed: Exception | None = None
-        totals = CleaningTotals(
-            rewritten_bytes=self.totals.rewritten_bytes, deleted_packs=self.totals.deleted_packs
+        totals = replace(
+            self.totals,
+            live_packs=0,
+            live_bytes=0,
+            stored_bytes=0,
+            unread_packs=0,
+            unknown_partitions=0,
+            stale_offsets=0,
         )
         found: dict[str, str] = {}
         for numbers in self._stores():
             moved = self._seen[id(numbers.store)].moved
-            judge = _Judge(led, self._ask, self._place_of, moved, found)
+            judge = _Judge(
+                led, self._ask, self._ask_retired, self._is_deleted, self._place_of, moved, found
+            )
             try:
                 self._clean(numbers, judge, totals, stopped)
             except Exception as error:  # noqa: BLE001 - raised behind the last store
@@ -346,15 +421,10 @@ class TailCleaner:
         if failed is not None:
             raise failed
 
-    def _ask(self, tp: TopicPartition) -> ArchivedPart | None:
-        now = self._clock.monotonic()
-        # An older state of the archive is right, too: what it has had is in no pack alone.
-        self._asked = {
-            each: known for each, known in self._asked.items() if now < known[0] + ASKED_AGAIN
-        }
-        if tp not in self._asked:
-            self._asked[tp] = now, self._archived_of(tp)
-        return self._asked[tp][1]
+    @property
+    def kept(self) -> Mapping[str, str]:
+        """Why rows and packs stay, by partition or key, after the last cleaning."""
+        return self._reported
 
     def _clean(
         self,
@@ -379,7 +449,7 @@ class TailCleaner:
                 unread.add(pack.number)
                 judge.found[pack.key] = str(error)
         uses, damaged = self._without_damaged(numbers, uses)
-        self._quarantine(numbers, judge)
+        self._quarantine(numbers, judge, totals)
         totals.live_packs += sum(use.live_rows > 0 for use in uses) + len(unread)
         totals.stored_bytes += sum(use.pack.size for use in uses)
         totals.live_bytes += sum(use.live_bytes for use in uses)
@@ -395,18 +465,24 @@ class TailCleaner:
         judge.found |= {pack.key: reason for pack, reason in damaged.values()}
         prefix = numbers.layout.tail_packs_prefix(self._broker)
         stored = {
-            parse_tail_pack_key(listed.key, prefix): listed.key
+            parse_tail_pack_key(listed.key, prefix): listed
             for listed in numbers.store.list_objects(prefix)
         }
         known = set(() if before.index is None else before.index.dropped)
         # Only packs that were read. A name is needed as long as its pack is stored.
         dropped = (known | {pack.number for pack in listing.packs} - keep) & stored.keys()
-        if dropped == known or self._write_index(numbers, keep, dropped, before):
+        if dropped == known or self._write_index(numbers, keep, dropped, before, judge):
+            totals.dropped_packs += len(dropped - known)
+            totals.dropped_bytes += sum(stored[number].size for number in dropped - known)
+            wait = self._clock.wall() - (before.modified_ms or 0) / 1000
             self._delete_dropped(
-                numbers.store, {number: stored[number] for number in dropped}, totals
+                numbers.store,
+                {number: stored[number] for number in dropped},
+                {number: max(0.0, wait) if number in known else 0.0 for number in dropped},
+                totals,
             )
 
-    def _quarantine(self, numbers: PackNumbers, judge: "_Judge") -> None:
+    def _quarantine(self, numbers: PackNumbers, judge: "_Judge", totals: CleaningTotals) -> None:
         """Store what the cluster has lost in the quarantine; the next cleaning drops the rows.
         Not at once: a divergence of the archive may not be in quarantine yet.
         """
@@ -416,7 +492,11 @@ class TailCleaner:
         seen.moved &= judge.moved_rows
         for run in runs_in(judge.lost):
             tp = run[0].row.tp
-            if any(now < since[_key_of(source)] + QUARANTINED_AFTER for source in run):
+            if any(now < since[_key_of(source)] + self._quarantined_after for source in run):
+                continue
+            offsets = max(source.row.end for source in run) - run[0].row.start
+            if self.dry_run:
+                totals.quarantined_offsets += offsets
                 continue
             try:
                 epoch = judge.newest_archived(tp)
@@ -425,19 +505,29 @@ class TailCleaner:
                 judge.found[f"{tp}: quarantine"] = str(error)
                 continue
             seen.moved |= set(map(_key_of, run))
+            totals.quarantined_offsets += offsets
             log.warning("tail.quarantined", topic=tp.topic, partition=tp.partition, prefix=prefix)
 
     def _write_index(
-        self, numbers: PackNumbers, keep: set[int], dropped: set[int], before: StoredTailIndex
+        self,
+        numbers: PackNumbers,
+        keep: set[int],
+        dropped: set[int],
+        before: StoredTailIndex,
+        judge: "_Judge",
     ) -> bool:
         """Write the index. Return whether it is stored: another sidecar of this broker may clean,
         too.
         """
+        if self.dry_run:
+            return True
         store, layout = numbers.store, numbers.layout
         try:
             write_tail_index(store, layout, self._broker, sorted(keep), sorted(dropped), before)
         except PreconditionFailedError:
-            log.warning("tail.index_conflict", broker=self._broker)
+            judge.found[layout.tail_index_key(self._broker)] = (
+                "another process has written it meanwhile; the next cleaning tries again"
+            )
             return False
         return True
 
@@ -470,6 +560,8 @@ class TailCleaner:
         """Copy the needed rows of some packs. Return the number of bytes; None if it failed. Packs
         that cannot be read are left out, and added to `damaged`.
         """
+        if self.dry_run:
+            return sum(use.live_bytes for use in batch)
         seen = self._seen[id(numbers.store)]
         try:
             groups: dict[bool, list[tuple[TailRow, bytes]]] = defaultdict(list)
@@ -495,16 +587,26 @@ class TailCleaner:
         return size
 
     def _delete_dropped(
-        self, store: RemoteStorage, dropped: Mapping[int, str], totals: CleaningTotals
+        self,
+        store: RemoteStorage,
+        dropped: Mapping[int, ObjectSummary],
+        waited: Mapping[int, float],
+        totals: CleaningTotals,
     ) -> None:
-        """Delete packs that the stored index has dropped for long enough."""
+        """Delete packs that the stored index has dropped for long enough.
+
+        `waited` has the seconds since the index object was written that had dropped them already: a
+        lower bound, also for another process.
+        """
         now, seen = self._clock.monotonic(), self._seen[id(store)]
-        since = {number: seen.dropped.get(number, now) for number in dropped}
+        since = {number: seen.dropped.get(number, now - waited[number]) for number in dropped}
         seen.dropped = since
         due = [dropped[number] for number in since if since[number] + DELETED_AFTER <= now]
-        for at in range(0, len(due), LISTED_AT_ONCE):
-            store.delete_objects(due[at : at + LISTED_AT_ONCE])
+        if not self.dry_run:
+            for at in range(0, len(due), LISTED_AT_ONCE):
+                store.delete_objects([row.key for row in due[at : at + LISTED_AT_ONCE]])
         totals.deleted_packs += len(due)
+        totals.deleted_bytes += sum(row.size for row in due)
 
 
 def _needed_rows(
@@ -555,10 +657,12 @@ class _Judge:
         stale_offsets: Number of offsets of stale rows.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what decides
         self,
         led: Mapping[TopicPartition, TailPartition],
         ask: ArchivedOf,
+        ask_retired: Callable[[tuple[TopicPartition, str]], Sequence[ArchivedPart]],
+        is_deleted: IsDeleted,
         place_of: Callable[[str], TailPlace],
         moved: Container[_RowKey],
         found: dict[str, str],
@@ -568,6 +672,8 @@ class _Judge:
         self.lost: list[PackedRow] = []
         self.moved_rows: set[_RowKey] = set()
         self._ask = ask
+        self._ask_retired = ask_retired
+        self._is_deleted = is_deleted
         self._place_of = place_of
         self.found = found
         self.unknown: set[TopicPartition] = set()
@@ -640,19 +746,40 @@ class _Judge:
         row = source.row
         archived = self._archived_of(row)
         if archived is None:
-            return Need.NEEDED
+            return Need.NEEDED if row.tp in self.unknown else self._need_of_moved(row)
         need = need_of(row, archived)
+        if need is Need.OTHER_TOPIC and row.tp not in self._led:
+            # The archive may be that of the deleted topic, which is not retired yet, and the row of
+            # the new one.
+            return self._need_of_moved(row)
         if need is Need.ARCHIVED and not row.is_claim:
             gaps = self._try(row.tp, self._gaps_of, None)
             # Unknown gaps may be everywhere.
             if gaps is None:
                 return Need.NEEDED
             return need_of(row, replace(archived, gaps=(*archived.gaps, *gaps)))
-        noted = archived.noted_ms
-        if need is Need.OTHER_TOPIC and noted is not None and noted <= source.first_stored_ms:
-            # `offset.wm` is older than the row: it may be of the deleted topic.
-            return Need.NEEDED
         return need
+
+    def _need_of_moved(self, row: TailRow) -> Need:
+        """Decide about a row of a topic id that no archive at its place has: it is retired, or has
+        not begun.
+        """
+        tp, topic_id = row.tp, row.topic_id
+        parts = self._try(tp, lambda tp: self._ask_retired((tp, topic_id)), None)
+        if parts is None:
+            return Need.NEEDED
+        if any(need_of(row, part) is Need.ARCHIVED for part in parts):
+            return Need.ARCHIVED
+        if self._try(tp, lambda tp: self._is_deleted(tp.topic, topic_id), otherwise=False):
+            return Need.OTHER_TOPIC
+        if parts and not row.is_claim:
+            what = f"{tp}, topic id {topic_id}"
+            self._stale[what] = min(row.start, self._stale.get(what, row.start))
+            self.found[what] = (
+                f"its archive is retired and does not have records from offset {self._stale[what]} "
+                "on: only packs have them"
+            )
+        return Need.NEEDED
 
     def _is_stale(self, row: TailRow) -> bool:
         """Whether the log of this broker, which leads, has other records."""
@@ -675,7 +802,7 @@ class _Judge:
         if part is None:
             self._archived[tp] = self._try(tp, self._ask, None)
             return self._archived[tp]
-        below = _below(part.archive_start)
+        below = below_start(part.archive_start)
         known = ArchivedPart(part.archive_end, part.archived_epochs, part.topic_id, below)
         if not part.archived_epochs.entries:
             # As after a restart: the sidecar reads the epochs with its next commit.

@@ -279,6 +279,7 @@ class World:
             lambda numbers: TailInventory(numbers.store, numbers.layout),
             lambda _: TailPlace(self.store, LAYOUT, encrypts=False),
             lambda tp: part if tp == TP and end else None,
+            lambda *_: (),
             site.broker,
             self.time.clock,
         )
