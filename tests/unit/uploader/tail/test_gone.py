@@ -2,21 +2,27 @@
 
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from uuid import UUID
 
 import pytest
 
+from sidetier.archive.objects.layout import LayoutNote
 from sidetier.archive.objects.quarantine import read_plan
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.config.storage import StorageConfig
+from sidetier.leadership.kraft.image import print_uuid
 from sidetier.segments.batches import split_batches
-from sidetier.segments.errors import BrokerUnavailableError
-from sidetier.segments.offsets import BrokerId
+from sidetier.segments.errors import BrokerUnavailableError, ConfigurationError
+from sidetier.segments.offsets import BrokerId, LeaderEpoch
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.tail.cleaning import IsDeleted, not_known_to_be_deleted
-from sidetier.uploader.tail.gone import CleanedTail, clean_tails
+from sidetier.uploader.tail.gone import CleanedTail, DeletedTopics, clean_tails
 from sidetier.uploader.tail.packs import TailPlace
+from sidetier.wire.cluster import Cluster, ClusterMetadata, PartitionMetadata, TopicMetadata
 from tests.harness.daemons import LAYOUT
 from tests.harness.intercepted_store import KilledError, MortalStore
 from tests.harness.log_dir import PartitionLog
@@ -173,6 +179,36 @@ def test_rows_of_deleted_topics_go_if_the_operator_says_so(
     gc(site, is_deleted=is_deleted)
     rows = {(row.tp.topic, row.start) for row in site.rows() if not row.is_claim}
     assert rows == {("archived", 5), ("lives", 0), ("lives", 5)}
+
+
+def test_brokers_of_the_archived_cluster_say_which_topics_are_deleted() -> None:
+    ours = UUID(int=7)
+    asked: list[str] = []
+
+    def brokers(cluster_id: str, topic_id: UUID | None) -> Cluster:
+        partition = PartitionMetadata(BrokerId(1), LeaderEpoch(0), (), ())
+        known = {"t": TopicMetadata("t", topic_id, is_internal=False, partitions={0: partition})}
+
+        def metadata(topics: tuple[str, ...], **_: object) -> ClusterMetadata:
+            asked.extend(topics)
+            found = {name: known[name] for name in topics if name in known}
+            return ClusterMetadata(cluster_id, BrokerId(1), {}, found, {})
+
+        return cast("Cluster", SimpleNamespace(metadata=metadata))
+
+    def deleted(cluster: Cluster) -> DeletedTopics:
+        return DeletedTopics(cluster, LayoutNote(0, "ours"), LAYOUT)
+
+    is_deleted = deleted(brokers("ours", ours))
+    is_deleted.check()
+    assert not is_deleted("t", print_uuid(ours.bytes))
+    assert is_deleted("t", "B" * 21 + "A")
+    assert is_deleted("u", print_uuid(ours.bytes))
+    assert asked == ["t", "u"]
+    with pytest.raises(ConfigurationError, match="the brokers belong to the Kafka cluster another"):
+        deleted(brokers("another", ours)).check()
+    with pytest.raises(ConfigurationError, match="no topic ids"):
+        deleted(brokers("ours", None))("t", "B" * 21 + "A")
 
 
 @pytest.mark.parametrize("after", [False, True])
