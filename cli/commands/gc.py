@@ -185,8 +185,10 @@ def _tail_packs(config: "Config", options: GcOptions) -> "TailsResult":
     from sidetier.cli.gc.tails import cleaning_tails  # noqa: PLC0415 -- as above
 
     with cleaning_tails(config, options.older_than, deleted_topics=options.deleted_topics) as clean:
-        result = TailsResult(clean(dry_run=True), dry_run=True)
-        if result.due and options.may_delete(result.due):
+        # With --yes, nothing needs to be read twice.
+        is_certain = options.yes and not options.dry_run
+        result = TailsResult(clean(dry_run=not is_certain), dry_run=not is_certain)
+        if not is_certain and result.due and options.may_delete(result.due):
             result = TailsResult(clean(dry_run=False), dry_run=False)
     return result
 

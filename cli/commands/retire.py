@@ -82,10 +82,11 @@ class RetireOptions(CommandOptions):
         "--offline", help="Send no request to a broker, and move everything named."
     )
     force: bool = option(
-        "--force", help="Also move the archive of the current topic. Promotes no tail."
+        "--force", help="Also move the archive of the current topic. Implies --without-tail."
     )
     without_tail: bool = option(
-        "--without-tail", help="Move archives, and leave records that only tail packs have there."
+        "--without-tail",
+        help="Promote no tail: records that only tail packs have stay in the packs.",
     )
 
 

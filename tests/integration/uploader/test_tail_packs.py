@@ -164,6 +164,9 @@ def test_a_cluster_that_is_destroyed_comes_back_but_for_the_last_seconds(  # noq
                 served = {each.offset(): Record(each.key(), each.value()) for each in read}
                 assert served == found
     # The topic goes with its cluster: its records are in the retired archive, and in no pack.
+    # No broker says that the slow partition, without an archive, is deleted.
+    words = ("tail", "promote", "--partition", str(slow))
+    assert sidetier(tmp_path, settings, store, *words)["code"] == 0
     assert sidetier(tmp_path, settings, store, "retire", topic, "--offline")["code"] == 0
     for number, found in enumerate(safe):
         prefix = LAYOUT.retired_prefix(TopicPartition(topic, number))
