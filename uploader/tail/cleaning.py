@@ -747,18 +747,38 @@ class _Judge:
         archived = self._archived_of(row)
         if archived is None:
             return Need.NEEDED if row.tp in self.unknown else self._need_of_moved(row)
+        if row.topic_id == archived.topic_id:
+            return self._need_beside_gaps(row, archived)
         need = need_of(row, archived)
-        if need is Need.OTHER_TOPIC and row.tp not in self._led:
-            # The archive may be that of the deleted topic, which is not retired yet, and the row of
-            # the new one.
-            return self._need_of_moved(row)
-        if need is Need.ARCHIVED and not row.is_claim:
-            gaps = self._try(row.tp, self._gaps_of, None)
-            # Unknown gaps may be everywhere.
-            if gaps is None:
-                return Need.NEEDED
-            return need_of(row, replace(archived, gaps=(*archived.gaps, *gaps)))
-        return need
+        if need is not Need.OTHER_TOPIC:
+            return need
+        if row.tp in self._led:
+            return self._need_of_deleted(row)
+        # The archive may be that of the deleted topic, which is not retired yet, and the row of the
+        # new one.
+        return self._need_of_moved(row)
+
+    def _need_beside_gaps(self, row: TailRow, archived: ArchivedPart) -> Need:
+        need = need_of(row, archived)
+        if need is not Need.ARCHIVED or row.is_claim:
+            return need
+        gaps = self._try(row.tp, self._gaps_of, None)
+        # Unknown gaps may be everywhere.
+        if gaps is None:
+            return Need.NEEDED
+        return need_of(row, replace(archived, gaps=(*archived.gaps, *gaps)))
+
+    def _need_of_deleted(self, row: TailRow) -> Need:
+        """Decide about a row whose topic is deleted, as the own directory shows. `sidetier retire`
+        promotes its records as long as their archive is at its place.
+        """
+        stored = self._try(row.tp, self._ask, None)
+        if row.tp in self.unknown:
+            return Need.NEEDED
+        if stored is None or stored.topic_id != row.topic_id:
+            return Need.OTHER_TOPIC
+        is_archived = self._need_beside_gaps(row, stored) is Need.ARCHIVED
+        return Need.ARCHIVED if is_archived else Need.NEEDED
 
     def _need_of_moved(self, row: TailRow) -> Need:
         """Decide about a row of a topic id that no archive at its place has: it is retired, or has

@@ -60,10 +60,10 @@ from sidetier.uploader.tail.packs import PackNumbers, TailPlace, store_pack
 from sidetier.uploader.tail.quarantine import store_run
 from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import PartitionLog
-from tests.harness.made_archive import MadeArchive
 from tests.harness.tail_packs import history, last_stable
 from tests.harness.tail_writing import (
     TailSite,
+    archive_log,
     archived_epochs,
     log_bytes,
     merged,
@@ -709,11 +709,7 @@ def test_packs_of_a_recreated_topic_can_be_read_and_those_of_the_deleted_one_go(
 
 def retire_log(store: FakeStorage, log: PartitionLog, end: int) -> str:
     """Store the archive of a log up to an offset, and retire it; return its folder's prefix."""
-    archive = MadeArchive(store, LAYOUT, log.tp)
-    batches = split_batches(memoryview(log_bytes(log)))
-    archive.segment(0, b"".join(bytes(batch) for batch, head in batches if head.next_offset <= end))
-    archive.epoch_history(*archived_epochs(log, end).entries)
-    archive.mark(0, end, topic_id=log.topic_id, start_offset=0)
+    archive_log(store, log, end)
     stored = read_watermark(store, LAYOUT.watermark_key(log.tp))
     plan = retire(MoveContext(store, LAYOUT), log.tp, stored, "a test")
     assert plan is not None
@@ -752,6 +748,31 @@ def test_rows_of_a_retired_topic_go_if_the_retired_archive_has_their_records(
     store.put_object(refused, BytesBody(b"damaged"))
     clean(site, by, led={})
     assert (live(store), by.totals.unknown_partitions) == ([2], 1)
+
+
+def test_rows_of_a_recreated_topic_stay_until_its_archive_is_moved(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """So that `sidetier retire` can promote them, also where this broker leads the new topic."""
+    log = site.log_dir.create("t", 0)
+    for _ in range(2):
+        log.append(10)
+        site.run()
+    archive_log(store, log, 10)
+    log.delete_topic()
+    new = PartitionLog(log.path, log.tp, 0, 0, "B" * 21 + "A")
+    site.log_dir.partitions[log.tp] = new
+    place = TailPlace(site.store, LAYOUT, encrypts=False)
+    by = cleaner(site, stored_archive(lambda _: place))
+    store.fail("get", StoreUnavailableError("away"), key=LAYOUT.watermark_key(log.tp))
+    for expected in ([0, 1], [1], [1]):
+        clean(site, by)
+        assert live(store) == expected
+    assert merged(store, log, 10).end == 20
+    retire_log(store, log, 10)
+    site.time.now += 3600
+    clean(site, by)
+    assert live(store) == []
 
 
 @pytest.mark.parametrize("is_pending", [False, True])

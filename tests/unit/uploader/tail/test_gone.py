@@ -13,7 +13,6 @@ from sidetier.archive.objects.quarantine import read_plan
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.config.storage import StorageConfig
 from sidetier.leadership.kraft.image import print_uuid
-from sidetier.segments.batches import split_batches
 from sidetier.segments.errors import BrokerUnavailableError, ConfigurationError
 from sidetier.segments.offsets import BrokerId, LeaderEpoch
 from sidetier.storage.bodies import BytesBody
@@ -27,7 +26,7 @@ from tests.harness.daemons import LAYOUT
 from tests.harness.intercepted_store import KilledError, MortalStore
 from tests.harness.log_dir import PartitionLog
 from tests.harness.made_archive import MadeArchive, access_to
-from tests.harness.tail_writing import TailSite, archived_epochs, log_bytes, merged, tail_bytes
+from tests.harness.tail_writing import TailSite, archive_log, log_bytes, merged, tail_bytes
 
 DAY = 86_400.0
 
@@ -55,15 +54,6 @@ def gc(
     return {tail.broker: tail for tail in found}
 
 
-def archive(store: FakeStorage, log: PartitionLog, end: int) -> None:
-    """Store the archive of a log up to an offset."""
-    made = MadeArchive(store, LAYOUT, log.tp)
-    batches = split_batches(memoryview(log_bytes(log)))
-    made.segment(0, b"".join(bytes(batch) for batch, head in batches if head.next_offset <= end))
-    made.epoch_history(*archived_epochs(log, end).entries)
-    made.mark(0, end, topic_id=log.topic_id, start_offset=0)
-
-
 def packs(store: FakeStorage, broker: int = 1) -> tuple[int, int]:
     """The number of stored packs of a broker, and of live ones."""
     listing = TailInventory(store, LAYOUT).listing(BrokerId(broker))
@@ -80,8 +70,8 @@ def test_packs_of_a_broker_that_is_gone_are_dropped_and_deleted_by_a_later_run(
     site.time.now += 8 * DAY
     live.append(5)
     other.run()
-    archive(store, log, 15)
-    archive(store, live, 5)
+    archive_log(store, log, 15)
+    archive_log(store, live, 5)
     before = store.contents()
     planned = gc(site, dry_run=True)
     assert store.contents() == before
@@ -98,7 +88,7 @@ def test_packs_of_a_broker_that_is_gone_are_dropped_and_deleted_by_a_later_run(
     assert gc(site)[1].deleted_bytes == done[1].dropped_bytes
     assert packs(store) == (1, 1)
     assert merged(store, log, 15).end == 20
-    archive(store, log, 20)
+    archive_log(store, log, 20)
     gc(site)
     site.time.now += 3600
     gc(site)
@@ -115,7 +105,7 @@ def test_records_that_are_nowhere_else_stay(site: TailSite, store: FakeStorage) 
         site.run([log.tp])
     site.time.now += 8 * DAY
     for log in logs[1:]:
-        archive(store, log, 5)
+        archive_log(store, log, 5)
     store.put_object(LAYOUT.epoch_checkpoint_key(logs[1].tp), BytesBody(b"damaged"))
     damaged = [row.key for row in store.list_objects(LAYOUT.tail_packs_prefix(1))][2]
     store.overwrite(damaged, store.contents()[damaged][:-1])
@@ -138,7 +128,7 @@ def test_lost_records_go_to_quarantine_in_the_same_run(site: TailSite, store: Fa
     log.truncate(0)
     log.lead(6)
     log.append(100)
-    archive(store, log, 100)
+    archive_log(store, log, 100)
     # A sidecar would wait for an hour, too.
     assert gc(site, older_than=0)[1].quarantined_offsets == 0
     site.time.now += 8 * DAY
@@ -165,7 +155,7 @@ def test_rows_of_deleted_topics_go_if_the_operator_says_so(
         site.run([log.tp])
         log.append(5)
         site.run([log.tp])
-    archive(store, logs["archived"], 5)
+    archive_log(store, logs["archived"], 5)
     site.time.now += 8 * DAY
 
     def is_deleted(topic: str, topic_id: str) -> bool:
@@ -227,7 +217,7 @@ def test_a_kill_after_any_request_is_completed_by_the_next_run(
                 log.append(4)
             site.run()
         for log in logs[1:]:
-            archive(store, log, 12)
+            archive_log(store, log, 12)
         made = MadeArchive(store, LAYOUT, logs[2].tp)
         made.epoch_history((3, 0))  # another leader's records
         site.time.now += 8 * DAY
@@ -279,7 +269,7 @@ def test_a_broker_that_comes_back_meanwhile_keeps_its_packs(
     for _ in range(3):
         log.append(5)
         site.run()
-    archive(store, log, 10)
+    archive_log(store, log, 10)
     site.time.now += 8 * DAY
     index = LAYOUT.tail_index_key(1)
 
@@ -291,14 +281,14 @@ def test_a_broker_that_comes_back_meanwhile_keeps_its_packs(
     assert gc(site)[1].dropped_packs == 2
     assert merged(store, log, 10).end == 20
     site.time.now += 8 * DAY
-    archive(store, log, 15)
+    archive_log(store, log, 15)
     store.race("put", lambda: gc(site), key=index)
     done = gc(site)[1]
     assert "the next cleaning tries again" in done.kept[index]
     gc(site)
     assert merged(store, log, 15).end == 20
     # The index object of a broker without packs goes, unless it was written meanwhile.
-    archive(store, log, 20)
+    archive_log(store, log, 20)
     gc(site)
     site.time.now += 3600
     store.race("delete", comes_back, key=index)
