@@ -130,7 +130,13 @@ def test_lost_records_go_to_quarantine_in_the_same_run(site: TailSite, store: Fa
     log.append(100)
     archive_log(store, log, 100)
     # A sidecar would wait for an hour, too.
-    assert gc(site, older_than=0)[1].quarantined_offsets == 0
+    site.time.now += 1
+    done = gc(site, older_than=0)[1]
+    assert (done.is_cleaned, done.quarantined_offsets, list(done.kept)) == (
+        True,
+        0,
+        ["t-0, leader epoch 4"],
+    )
     site.time.now += 8 * DAY
     assert gc(site, dry_run=True)[1].quarantined_offsets == 60
     done = gc(site)[1]
