@@ -633,6 +633,10 @@ def tail_writer(
     def gaps_of(place: packs.TailPlace, tp: TopicPartition) -> Sequence[OffsetRange]:
         return StoredPartition(place.store, place.layout, tp).gaps()
 
+    def bandwidth() -> Callable[[int], None]:
+        limit = config.uploader.max_bytes_per_second
+        return capped(limit, SYSTEM_CLOCK.monotonic, abandoned, metrics.throttled)
+
     cycles = cycle.TailCycle(
         source,
         place_of,
@@ -641,12 +645,7 @@ def tail_writer(
         identity.broker_id,
         SYSTEM_CLOCK,
         interval,
-        capped(
-            config.uploader.max_bytes_per_second,
-            SYSTEM_CLOCK.monotonic,
-            abandoned,
-            metrics.throttled,
-        ),
+        bandwidth(),
         on_thread,
         gaps_of,
         metrics.unexpected_error,
@@ -659,6 +658,7 @@ def tail_writer(
         cleaning.stored_retired(place_of),
         identity.broker_id,
         SYSTEM_CLOCK,
+        before_read=bandwidth(),
     )
     return TailWriter(
         cycles,

@@ -22,6 +22,7 @@ from enum import StrEnum
 
 from sidetier.archive.tail.merge import ArchivedPart, is_cut, replaced
 from sidetier.archive.tail.pack import LeaderKey, TailRow
+from sidetier.segments.crc import combine_crc64nvme
 from sidetier.segments.offsets import Offset, OffsetRange
 
 
@@ -108,8 +109,8 @@ def _is_refuted(row: TailRow, rows: "array[int]") -> bool:
 
 
 def joined(first: TailRow, second: TailRow, max_bytes: int) -> TailRow | None:
-    """Return one row of two that follow each other, without position, size and checksum; None if
-    they do not, or have more bytes than `max_bytes`.
+    """Return one row of two that follow each other, without its position; None if they do not, or
+    have more bytes than `max_bytes`.
 
     Only of one leader epoch: what its leader has answered for both holds for the whole.
     """
@@ -132,6 +133,7 @@ def joined(first: TailRow, second: TailRow, max_bytes: int) -> TailRow | None:
         aborted=first.aborted + second.aborted,
         first_stored_ms=max(first.first_stored_ms, second.first_stored_ms),
         size=first.size + second.size,
+        crc64nvme=combine_crc64nvme(first.crc64nvme, second.crc64nvme, second.size),
     )
 
 

@@ -19,7 +19,8 @@ index object that does not parse is replaced: cleaning judges all packs anew.
 Any process may clean the packs of a broker, also beside its sidecar: the archive decides, and of
 two index objects one wins. `gone` cleans those of brokers whose sidecars do not.
 
-Memory: the rows of one pack, then a bit for each row, and the bytes of one new pack.
+Memory: the rows of one pack, then a bit for each row, and a chunk of the bytes of a copy
+(`copying`).
 """
 
 from collections import defaultdict
@@ -38,7 +39,7 @@ from sidetier.archive.objects.tail_index import (
     write_tail_index,
 )
 from sidetier.archive.objects.watermark import read_watermark
-from sidetier.archive.tail.inventory import PACK_GONE, TailInventory
+from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import (
     ArchivedPart,
     PackedRow,
@@ -46,20 +47,16 @@ from sidetier.archive.tail.merge import (
     below_start,
     replaced,
 )
-from sidetier.archive.tail.needed_rows import Kept, Need, joined, need_of
+from sidetier.archive.tail.needed_rows import Kept, Need, need_of
 from sidetier.archive.tail.pack import (
     FULL_INDEX_BYTES,
-    LeaderKey,
-    PackBuilder,
     TailRow,
     index_bytes,
 )
-from sidetier.archive.tail.read import read_rows
 from sidetier.archive.tail.retired import retired_parts
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import (
     ChecksumMismatchError,
-    EncryptionError,
     MalformedObjectError,
     PreconditionFailedError,
     SegmentError,
@@ -78,6 +75,7 @@ from sidetier.storage.port import LISTED_AT_ONCE, ObjectSummary, RemoteStorage
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.tail.board import TailPartition
+from sidetier.uploader.tail.copying import UNREADABLE, PackCopy, UnreadablePackError
 from sidetier.uploader.tail.packs import PackNumbers, TailPlace, store_pack
 from sidetier.uploader.tail.quarantine import runs_in, store_run
 
@@ -86,25 +84,28 @@ _Result = TypeVar("_Result")
 log: Final = structlog.get_logger()
 MIN_LIVE_SHARE: Final = 0.25
 """Packs of which a smaller share of the bytes is needed are copied."""
-SIZE_CLASSES: Final = (64 << 10, 512 << 10, 4 << 20)
-"""Packs with fewer needed bytes are small; those below the same limit are of one class."""
+SIZE_CLASSES: Final = (64 << 10, 512 << 10, 4 << 20, 18 << 20)
+"""Packs with fewer needed bytes are small; those below the same limit are of one class. A broker
+with 10 MB/s sends packs above the last limit, so most of its bytes are copied once, when few of
+their neighbours are needed.
+"""
 MAX_SMALL_PACKS: Final = 8
 """This number of small packs of one class is copied into one."""
-MAX_COPIED_BYTES: Final = 256 << 20
-"""Bytes that one cleaning copies."""
-MAX_PACK_BYTES: Final = 32 << 20
+MIN_COPIED_BYTES: Final = 256 << 20
+"""A cleaning copies this number of bytes, or `COPIED_SHARE` of the bytes of recent packs."""
+COPIED_SHARE: Final = 0.6
+"""Copies are recent packs, too. So cleanings copy at most 1.5 times the new bytes."""
+RECENT: Final = 600.0
+"""Seconds since a recent pack was stored: the usual time between two cleanings."""
+MAX_PACK_BYTES: Final = 256 << 20
 MAX_PACK_ROWS: Final = 40_000
 """Rows that are copied into one pack, before those that follow each other are joined."""
-MAX_ROW_BYTES: Final = 4 << 20
-"""Rows are joined up to this size: readers read a row as a whole."""
 DELETED_AFTER: Final = 3600.0
 """Seconds from the index without a pack to the pack's deletion."""
 QUARANTINED_AFTER: Final = 3600.0
 """Seconds from the first cleaning that has found records to be lost."""
 ASKED_AGAIN: Final = 3600.0
 """Seconds until the stored archive of a partition is read again."""
-_UNREADABLE: Final = (*PACK_GONE, MalformedObjectError, ChecksumMismatchError, EncryptionError)
-"""Errors of one pack. Others are of the store."""
 _DAMAGED: Final = (MalformedObjectError, ChecksumMismatchError)
 """Those that come again with the next reading."""
 DAMAGED_AGAIN: Final = 3600.0
@@ -175,9 +176,15 @@ class CleaningPlan(NamedTuple):
     copy: tuple[tuple[PackUse, ...], ...]
 
 
-def plan_cleaning(uses: Iterable[PackUse], max_bytes: int = MAX_COPIED_BYTES) -> CleaningPlan:
-    """Decide what happens to each pack. Pure. The oldest packs are copied first."""
+def plan_cleaning(uses: Iterable[PackUse], now_ms: int) -> CleaningPlan:
+    """Decide what happens to each pack. Pure. The oldest packs are copied first.
+
+    `now_ms` is the store's time or ours, in ms since 1970.
+    """
     uses = list(uses)
+    since = now_ms - RECENT * 1000
+    recent = sum(use.pack.size for use in uses if use.pack.modified_ms > since)
+    max_bytes = max(MIN_COPIED_BYTES, int(COPIED_SHARE * recent))
     copy: list[tuple[PackUse, ...]] = []
     for batch in _batches(_to_copy(uses)):
         size = sum(use.live_bytes for use in batch)
@@ -347,6 +354,7 @@ class TailCleaner:
         is_deleted: Tells which topics are deleted. Rows of those without an archive of their topic
             id at its place are dropped, also if nothing else has their records.
         quarantined_after: Seconds until lost records are stored in quarantine.
+        before_read: Called with a number of bytes before they are read for a copy. It may wait.
         dry_run: Write nothing; `totals` has what would be done.
     """
 
@@ -362,6 +370,7 @@ class TailCleaner:
         *,
         is_deleted: IsDeleted = not_known_to_be_deleted,
         quarantined_after: float = QUARANTINED_AFTER,
+        before_read: Callable[[int], None] = lambda _: None,
         dry_run: bool = False,
     ) -> None:
         self._stores = stores
@@ -375,6 +384,7 @@ class TailCleaner:
         self._broker = broker
         self._clock = clock
         self._quarantined_after = quarantined_after
+        self._before_read = before_read
         self.dry_run = dry_run
         self._seen: dict[int, _Seen] = defaultdict(_Seen)
         self._reported: dict[str, str] = {}
@@ -445,7 +455,7 @@ class TailCleaner:
                 return
             try:
                 uses.append(judge.use_of(pack, inventory.rows(pack)))
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 unread.add(pack.number)
                 judge.found[pack.key] = str(error)
         uses, damaged = self._without_damaged(numbers, uses)
@@ -453,7 +463,7 @@ class TailCleaner:
         totals.live_packs += sum(use.live_rows > 0 for use in uses) + len(unread)
         totals.stored_bytes += sum(use.pack.size for use in uses)
         totals.live_bytes += sum(use.live_bytes for use in uses)
-        plan = plan_cleaning(uses)
+        plan = plan_cleaning(uses, int(self._clock.wall() * 1000))
         keep = {pack.number for pack in plan.keep} | unread
         for batch in plan.copy:
             size = None if stopped() else self._copy(numbers, inventory, batch, judge, damaged)
@@ -562,28 +572,45 @@ class TailCleaner:
         """
         if self.dry_run:
             return sum(use.live_bytes for use in batch)
-        seen = self._seen[id(numbers.store)]
-        try:
-            groups: dict[bool, list[tuple[TailRow, bytes]]] = defaultdict(list)
-            for use in batch:
-                try:
-                    copied = _needed_rows(numbers.store, inventory, use)
-                except _UNREADABLE as error:
-                    damaged[use.pack.number] = use.pack, str(error)
-                    if isinstance(error, _DAMAGED):
-                        seen.damaged[use.pack.number] = self._clock.monotonic(), str(error)
-                    continue
-                for source, data in copied:
-                    row = source.row._replace(first_stored_ms=source.first_stored_ms)
-                    groups[judge.encrypts(row.tp.topic)].append((row, data))
-            size = 0
-            for members in groups.values():
-                builder = copy_of(members)
-                store_pack(numbers, builder.body(), int(self._clock.wall() * 1000))
-                size += builder.size
-        except (SidetierError, ValueError) as error:
-            log.warning("tail.not_copied", error=str(error))
-            return None
+        seen, wanted = self._seen[id(numbers.store)], list(batch)
+        while wanted:
+            try:
+                return self._store_copies(numbers, inventory, wanted, judge)
+            except UnreadablePackError as error:
+                pack = error.pack
+                damaged[pack.number] = pack, str(error)
+                if isinstance(error.reason, _DAMAGED):
+                    seen.damaged[pack.number] = self._clock.monotonic(), str(error)
+                wanted = [use for use in wanted if use.pack.number != pack.number]
+            except (SidetierError, ValueError) as error:
+                log.warning("tail.not_copied", error=str(error))
+                return None
+        return 0
+
+    def _store_copies(
+        self,
+        numbers: PackNumbers,
+        inventory: TailInventory,
+        batch: Iterable[PackUse],
+        judge: "_Judge",
+    ) -> int:
+        """Store the needed rows of some packs in one new pack, or two: encrypted topics and others.
+        Return the number of their bytes.
+        """
+        groups: dict[bool, list[PackedRow]] = defaultdict(list)
+        for use in batch:
+            try:
+                rows = inventory.rows(use.pack)
+            except UNREADABLE as error:
+                raise UnreadablePackError(use.pack, error) from error
+            for row, is_live in zip(rows, use.is_live, strict=True):
+                if is_live:
+                    groups[judge.encrypts(row.tp.topic)].append(PackedRow(use.pack, row))
+        size = 0
+        for sources in groups.values():
+            copy = PackCopy(numbers.store, sources, self._before_read)
+            store_pack(numbers, copy, int(self._clock.wall() * 1000))
+            size += copy.size - len(copy.end)
         return size
 
     def _delete_dropped(
@@ -607,43 +634,6 @@ class TailCleaner:
                 store.delete_objects([row.key for row in due[at : at + LISTED_AT_ONCE]])
         totals.deleted_packs += len(due)
         totals.deleted_bytes += sum(row.size for row in due)
-
-
-def _needed_rows(
-    store: RemoteStorage, inventory: TailInventory, use: PackUse
-) -> list[tuple[PackedRow, bytes]]:
-    """Read the needed rows of a pack. Raises one of `_UNREADABLE` for the pack."""
-    rows = inventory.rows(use.pack)
-    wanted = [
-        PackedRow(use.pack, row) for row, is_live in zip(rows, use.is_live, strict=True) if is_live
-    ]
-    claims = [(source, b"") for source in wanted if source.row.is_claim]
-    return [*claims, *read_rows(store, [each for each in wanted if not each.row.is_claim])]
-
-
-def copy_of(rows: Iterable[tuple[TailRow, bytes]]) -> PackBuilder:
-    """Return a pack with rows and their bytes, by partition. Rows that follow each other in one
-    leader epoch become one.
-    """
-    builder = PackBuilder()
-    last: TailRow | None = None
-    pieces: list[bytes] = []
-    for row, data in sorted(rows, key=_log_order):
-        both = None if last is None else joined(last, row, MAX_ROW_BYTES)
-        if both is not None:
-            last = both
-            pieces.append(data)
-            continue
-        if last is not None:
-            builder.add(last, *pieces)
-        last, pieces = row, [data] if data else []
-    if last is not None:
-        builder.add(last, *pieces)
-    return builder
-
-
-def _log_order(copied: tuple[TailRow, bytes]) -> tuple[LeaderKey, Offset, Offset]:
-    return copied[0].log_order
 
 
 class _Judge:
