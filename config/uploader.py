@@ -294,8 +294,8 @@ class UploaderConfig(Part):
     max_bytes_per_second: Size | None = Field(
         default=None,
         gt=0,
-        description="Bandwidth limit of all uploads together, and once more of all tail packs; "
-        "default: no limit.",
+        description="Bandwidth limit of all uploads together, once more of all tail packs, and "
+        "once more of the copies of their cleaning; default: no limit.",
     )
     pins: PinsConfig = Field(default=PinsConfig(), description="Bounds of pins.")
     rescue: RescueConfig = Field(

@@ -1,19 +1,28 @@
-"""Move the archive of a deleted or recreated topic out of the way of a new archive."""
+"""Move the archive of a deleted or recreated topic out of the way of a new archive.
 
-from collections.abc import Callable, Sequence
+Records above its archive end offset may be in tail packs alone, and nothing promotes them once the
+archive is moved. So they are promoted first. A kill after that leaves a longer archive, which the
+next call moves.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sidetier.archive.access import ArchiveAccess, require_fencing
 from sidetier.archive.inventory.cluster import ListedPartition, list_partitions
 from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.layout import LayoutNote, check_stored_note, other_cluster
-from sidetier.archive.objects.quarantine import MovePlan
+from sidetier.archive.objects.quarantine import MovePlan, retired_name
 from sidetier.archive.objects.watermark import StoredWatermark
 from sidetier.archive.progress import Amount, OnProgress, ProgressCounter, ignore_progress
+from sidetier.archive.tail.merge import newest_topic_id
+from sidetier.archive.tail.retired import retired_parts
+from sidetier.archive.tail.survey import PartitionTail, survey
 from sidetier.archive.topics import cluster_prefixes, not_archived
 from sidetier.config.storage import StorageConfig
 from sidetier.leadership.topic_identity import TopicIdentity, ask_identity
@@ -29,6 +38,8 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 from sidetier.uploader.archive.quarantine.mover import MoveContext
 from sidetier.uploader.archive.quarantine.retirement import is_there, plan_retirement, retire
+from sidetier.uploader.promote import promote
+from sidetier.uploader.stores import PlaceOf
 
 if TYPE_CHECKING:
     from sidetier.wire.cluster import Cluster
@@ -57,6 +68,19 @@ class RetireRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Promotion:
+    """How records that only tail packs have are stored in an archive before it is moved.
+
+    Attributes:
+        place_of: Where topics are archived, and the writers of their archives.
+        directory: Where segments are made.
+    """
+
+    place_of: PlaceOf
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True)
 class RetiredPartition:
     """One partition.
 
@@ -67,6 +91,7 @@ class RetiredPartition:
         target: Prefix of the keys to which it is moved.
         left: Why it was not moved.
         problem: What failed.
+        promoted_offsets: Offsets that were promoted from tail packs before, or would be.
     """
 
     topic: str
@@ -77,6 +102,7 @@ class RetiredPartition:
     target: str | None = None
     left: str | None = None
     problem: str | None = None
+    promoted_offsets: int = 0
 
 
 def retire_archive(
@@ -85,6 +111,7 @@ def retire_archive(
     request: RetireRequest,
     brokers: "ClientSettings | None",
     on_progress: OnProgress = ignore_progress,
+    promotion: Promotion | None = None,
 ) -> list[RetiredPartition]:
     """Move the archive to `retired/`. The next call finishes an interrupted move.
 
@@ -97,6 +124,8 @@ def retire_archive(
         brokers: The archived cluster, which knows the id of the current topic. None to ask no
             broker, and to move everything named.
         on_progress: Called after each copied object.
+        promotion: How the tails are promoted first. An archive stays if that is not possible, and
+            if packs have records that cannot be promoted. None to leave them in the packs.
 
     Raises:
         ConfigurationError: Nothing is archived under the given names, the brokers are not known to
@@ -117,9 +146,14 @@ def retire_archive(
         pool = stack.enter_context(ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="retire"))
         retirement = _Retirement(store, layout, pool, identity)
         stored = retirement.stored(topic, request.partitions)
+        if promotion is not None:
+            stored = retirement.with_tails(archive, stored, topic, request.partitions)
         _check_names(archive, retirement, stored, topic, request.partitions)
         if request.dry_run:
             return [retirement.look(partition) for partition in stored]
+        if promotion is not None and retirement.promote(archive, promotion, stored):
+            now = {each.topic_partition: each for each in retirement.stored(topic, ())}
+            stored = [now.get(each.topic_partition, each) for each in stored]
         return retirement.run(stored, on_progress)
 
 
@@ -171,6 +205,70 @@ class _Retirement:
     pool: ThreadPoolExecutor
     identity: Callable[[], TopicIdentity] | None
     """Asks the brokers about the topic; None to move every archive."""
+    tails: dict[TopicPartition, PartitionTail] = field(default_factory=dict)
+    """What packs have of the topic, above the archives."""
+    promoted: dict[TopicPartition, int] = field(default_factory=dict)
+    """Numbers of promoted offsets."""
+    unpromoted: dict[TopicPartition, str] = field(default_factory=dict)
+    """Why a promotion has failed."""
+
+    def with_tails(
+        self,
+        archive: ArchiveAccess,
+        stored: Sequence[ListedPartition],
+        topic: str,
+        partitions: Sequence[int],
+    ) -> list[ListedPartition]:
+        """Read the tails of the topic, and return the partitions with those that only packs have.
+
+        Partitions without an archive count only if the brokers say that the topic does not have
+        them: otherwise their packs may be of the current topic. Those whose archive was retired
+        before do not count: their packs are not cleaned yet.
+        """
+        self.tails.update(
+            (tail.tp, tail) for tail in survey(archive, selects=topic.__eq__).partitions
+        )
+        known = {each.topic_partition for each in stored}
+        others = {
+            tp
+            for tp, tail in self.tails.items()
+            if tp not in known
+            and tail.watermark is None
+            and (tail.has_records or tail.problem is not None)
+            and (not partitions or tp.partition in partitions)
+        }
+        current = self.identity() if others and self.identity is not None else None
+        added = [
+            tp
+            for tp in others
+            if current is not None
+            and not current.has(tp.partition)
+            and not self._is_retired(self.tails[tp])
+        ]
+        return sorted(
+            [*stored, *map(ListedPartition, added)], key=lambda each: each.topic_partition
+        )
+
+    def _is_retired(self, tail: PartitionTail) -> bool:
+        topic_id = newest_topic_id(tail.rows)
+        return topic_id is not None and bool(
+            retired_parts(self.store, self.layout, tail.tp, topic_id)
+        )
+
+    def promote(
+        self, archive: ArchiveAccess, promotion: Promotion, stored: Iterable[ListedPartition]
+    ) -> bool:
+        """Promote the tails of the partitions that are moved. Return whether there were some."""
+        due = [
+            self.tails.pop(each.topic_partition)
+            for each in stored
+            if each.topic_partition in self.tails and self.look(each).promoted_offsets
+        ]
+        for done in promote(archive, promotion.place_of, due, promotion.directory):
+            self.promoted[done.tail.tp] = done.tail.offsets
+            if done.problem is not None:
+                self.unpromoted[done.tail.tp] = done.problem
+        return bool(due)
 
     def stored(self, topic: str, partitions: Sequence[int]) -> list[ListedPartition]:
         """Return the stored partitions among those requested.
@@ -218,7 +316,7 @@ class _Retirement:
             current = None if self.identity is None else self.identity()
         except (ArchiveError, BrokerError) as error:
             return None, self._row(stored, None, problem=str(error))
-        reason_to_leave = self._why_not(stored, mark, current)
+        reason_to_leave = self._why_not(stored, mark, current) or self._why_not_yet(stored, mark)
         if reason_to_leave is not None:
             return mark, self._row(stored, mark, left=reason_to_leave)
         plan = plan_retirement(self.layout, stored.topic_partition, mark, _REASON)
@@ -276,6 +374,29 @@ class _Retirement:
             return "left: it belongs to the current topic; --force moves it"
         return None
 
+    def _tail(self, stored: ListedPartition, mark: StoredWatermark | None) -> PartitionTail | None:
+        """Return the tail that is promoted before the move."""
+        if mark is None:
+            # Without an answer of the brokers, its packs may be of the current topic.
+            is_known = self.identity is not None
+        else:
+            is_known = mark.watermark.topic_id is not None and mark.watermark.pending is None
+        if not is_known:
+            return None
+        return self.tails.get(stored.topic_partition)
+
+    def _why_not_yet(self, stored: ListedPartition, mark: StoredWatermark | None) -> str | None:
+        problem, tail = self.unpromoted.get(stored.topic_partition), self._tail(stored, mark)
+        if tail is not None:
+            left_out = [f"offsets {out.offsets}: {out.text}" for out in tail.not_read]
+            problem = tail.problem or "; ".join(left_out[:1]) or None
+        if problem is None:
+            return None
+        return (
+            f"left: only tail packs have some of its records, and they cannot be promoted: "
+            f"{problem}. --without-tail moves it all the same, and leaves them in the packs"
+        )
+
     def _row(
         self,
         stored: ListedPartition,
@@ -286,13 +407,20 @@ class _Retirement:
         problem: str | None = None,
     ) -> RetiredPartition:
         tp = stored.topic_partition
+        tail = self._tail(stored, mark) if plan is not None else None
+        topic_id, target = mark.watermark.topic_id if mark else None, plan.target if plan else None
+        if mark is None and tail is not None and tail.merged is not None:
+            # Its archive begins with the promotion.
+            topic_id = tail.merged.topic_id
+            target = f"{self.layout.retired_prefix(tp)}{retired_name(topic_id, None)}/"
         return RetiredPartition(
             tp.topic,
             tp.partition,
-            mark.watermark.topic_id if mark else None,
+            topic_id,
             len(stored.bases),
             stored.size,
-            plan.target if plan else None,
+            target,
             left,
             problem,
+            self.promoted.get(tp, 0) if tail is None else tail.offsets,
         )

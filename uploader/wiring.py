@@ -78,6 +78,8 @@ from sidetier.uploader.stores import Place
 from sidetier.uploader.watching.log_dirs import LogDirs
 
 if TYPE_CHECKING:
+    from sidetier.archive.tail.inventory import TailInventory
+    from sidetier.uploader.tail.packs import PackNumbers, TailPlace
     from sidetier.uploader.tail.writer import TailWriter
     from sidetier.uploader.trim.single_pass import ArchiveAt, TrimReport, TrimRequest
     from sidetier.uploader.trim.trimmer import Trimmer
@@ -577,6 +579,38 @@ def log_offset_source(
         raise ConfigurationError(f"{setting}: {error}") from None
 
 
+def tail_places(
+    archive: ArchiveAccess,
+) -> "tuple[Callable[[str], TailPlace], Callable[[TailPlace | PackNumbers], TailInventory]]":
+    """Return where packs of a topic are stored, and what reads the live packs of a store."""
+    from sidetier.archive.tail.inventory import TailInventory  # noqa: PLC0415 - only where a tail is
+    from sidetier.uploader.tail.packs import TailPlace  # noqa: PLC0415 - as above
+
+    def place_of(topic: str) -> TailPlace:
+        endpoint = archive.provider.endpoint(topic)
+        encrypts = endpoint.encrypts(topic)
+        if endpoint.refuses_plain(topic) and not encrypts:
+            # In a pack with others, it would hold them up, too.
+            raise ConfigurationError(
+                f"{topic} is in storage.encryption.refuse_plain, and not in its topics"
+            )
+        return TailPlace(archive.stores.at(endpoint), archive.layout, encrypts)
+
+    inventories: dict[int, TailInventory] = {}
+
+    def inventory_of(place: "TailPlace | PackNumbers") -> TailInventory:
+        # One for each store: it remembers which partitions packs have rows of.
+        made = TailInventory(
+            place.store,
+            place.layout,
+            concurrency=_TAIL_READERS,
+            refuses_plain=lambda topic: archive.provider.endpoint(topic).refuses_plain(topic),
+        )
+        return inventories.setdefault(id(place.store), made)
+
+    return place_of, inventory_of
+
+
 def tail_writer(
     config: Config,
     identity: MetaProperties,
@@ -595,37 +629,20 @@ def tail_writer(
         return None
     # Only where a tail is stored.
     from sidetier.archive.inventory.stored_partition import StoredPartition  # noqa: PLC0415
-    from sidetier.archive.tail.inventory import TailInventory  # noqa: PLC0415
     from sidetier.uploader.tail import cleaning, cycle, packs  # noqa: PLC0415
     from sidetier.uploader.tail.board import TailBoard  # noqa: PLC0415
     from sidetier.uploader.tail.writer import TailWriter, on_thread  # noqa: PLC0415
 
     source = log_offset_source(config, servers, identity, "uploader.tail.interval")
 
-    def place_of(topic: str) -> packs.TailPlace:
-        endpoint = archive.provider.endpoint(topic)
-        encrypts = endpoint.encrypts(topic)
-        if endpoint.refuses_plain(topic) and not encrypts:
-            # In a pack with others, it would hold them up, too.
-            raise ConfigurationError(
-                f"{topic} is in storage.encryption.refuse_plain, and not in its topics"
-            )
-        return packs.TailPlace(archive.stores.at(endpoint), archive.layout, encrypts)
-
-    inventories: dict[int, TailInventory] = {}
-
-    def inventory_of(place: packs.TailPlace | packs.PackNumbers) -> TailInventory:
-        # One for each store: it remembers which partitions packs have rows of.
-        made = TailInventory(
-            place.store,
-            place.layout,
-            concurrency=_TAIL_READERS,
-            refuses_plain=lambda topic: archive.provider.endpoint(topic).refuses_plain(topic),
-        )
-        return inventories.setdefault(id(place.store), made)
+    place_of, inventory_of = tail_places(archive)
 
     def gaps_of(place: packs.TailPlace, tp: TopicPartition) -> Sequence[OffsetRange]:
         return StoredPartition(place.store, place.layout, tp).gaps()
+
+    def bandwidth() -> Callable[[int], None]:
+        limit = config.uploader.max_bytes_per_second
+        return capped(limit, SYSTEM_CLOCK.monotonic, abandoned, metrics.throttled)
 
     cycles = cycle.TailCycle(
         source,
@@ -635,12 +652,7 @@ def tail_writer(
         identity.broker_id,
         SYSTEM_CLOCK,
         interval,
-        capped(
-            config.uploader.max_bytes_per_second,
-            SYSTEM_CLOCK.monotonic,
-            abandoned,
-            metrics.throttled,
-        ),
+        bandwidth(),
         on_thread,
         gaps_of,
         metrics.unexpected_error,
@@ -650,8 +662,10 @@ def tail_writer(
         inventory_of,
         place_of,
         cleaning.stored_archive(place_of),
+        cleaning.stored_retired(place_of),
         identity.broker_id,
         SYSTEM_CLOCK,
+        before_read=bandwidth(),
     )
     return TailWriter(
         cycles,

@@ -69,10 +69,17 @@ class TailIndex:
 
 @dataclass(frozen=True, slots=True)
 class StoredTailIndex:
-    """The index object as it was read, with its etag. Without an object: no index, no etag."""
+    """The index object as it was read. Without an object: no index, no etag.
+
+    Attributes:
+        index: Its contents.
+        etag: Its etag.
+        modified_ms: When it was written, in ms since 1970, as far as the reader needs it.
+    """
 
     index: TailIndex | None = None
     etag: str | None = None
+    modified_ms: int | None = None
 
 
 _CODEC: Final = JsonCodec(
@@ -107,7 +114,8 @@ def read_index_to_replace(
     except ObjectNotFoundError:
         return StoredTailIndex()
     try:
-        return StoredTailIndex(_CODEC.decode(answer.data, key), answer.head.etag)
+        index = _CODEC.decode(answer.data, key)
+        return StoredTailIndex(index, answer.head.etag, answer.head.modified_ms)
     except UnknownVersionError:
         raise
     except MalformedObjectError:

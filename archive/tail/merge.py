@@ -113,15 +113,17 @@ class ArchivedPart:
         epochs: The stored epoch history. Epochs that begin at `end` or above are ignored.
         topic_id: The archive's topic id; None if it has none. The rows must then agree.
         gaps: The recorded gaps. No record of them is archived.
-        noted_ms: When `offset.wm` named the topic id, in ms since 1970; None if the present topic
-            is known to have it.
     """
 
     end: Offset | None = None
     epochs: EpochHistory = NO_EPOCHS
     topic_id: str | None = None
     gaps: Sequence[OffsetRange] = ()
-    noted_ms: int | None = None
+
+
+def below_start(start: Offset | None) -> tuple[OffsetRange, ...]:
+    """Return the offsets below the start of an archive, as gaps: no record of them is archived."""
+    return (OffsetRange(Offset(0), start),) if start else ()
 
 
 class Reason(StrEnum):

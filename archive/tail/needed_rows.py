@@ -11,7 +11,8 @@ be stale.
   epoch, or none: a recorded gap, or below its start. The cluster has acknowledged the row's
   records, and lost them in an unclean election or a power failure, or deleted them before they were
   archived. No other object has them.
-- `Need.OTHER_TOPIC`: the row belongs to a deleted topic of the same name.
+- `Need.OTHER_TOPIC`: the row belongs to another topic of the same name. Ids have no order: who asks
+  knows whether it is the deleted one.
 - A row is not needed twice (`Kept`).
 """
 
@@ -21,6 +22,7 @@ from enum import StrEnum
 
 from sidetier.archive.tail.merge import ArchivedPart, is_cut, replaced
 from sidetier.archive.tail.pack import LeaderKey, TailRow
+from sidetier.segments.crc import combine_crc64nvme
 from sidetier.segments.offsets import Offset, OffsetRange
 
 
@@ -107,8 +109,8 @@ def _is_refuted(row: TailRow, rows: "array[int]") -> bool:
 
 
 def joined(first: TailRow, second: TailRow, max_bytes: int) -> TailRow | None:
-    """Return one row of two that follow each other, without position, size and checksum; None if
-    they do not, or have more bytes than `max_bytes`.
+    """Return one row of two that follow each other, without its position; None if they do not, or
+    have more bytes than `max_bytes`.
 
     Only of one leader epoch: what its leader has answered for both holds for the whole.
     """
@@ -131,6 +133,7 @@ def joined(first: TailRow, second: TailRow, max_bytes: int) -> TailRow | None:
         aborted=first.aborted + second.aborted,
         first_stored_ms=max(first.first_stored_ms, second.first_stored_ms),
         size=first.size + second.size,
+        crc64nvme=combine_crc64nvme(first.crc64nvme, second.crc64nvme, second.size),
     )
 
 

@@ -32,9 +32,9 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Container, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 from typing import BinaryIO, Final, NamedTuple, cast
 
@@ -225,7 +225,20 @@ class PackBuilder:
         size, crc = 0, 0
         for piece in pieces:
             size, crc = size + len(piece), crc64nvme(piece, crc)
-        row = row._replace(position=self._size, size=size, crc64nvme=crc)
+        row = self.place(row._replace(size=size, crc64nvme=crc))
+        self._pieces += pieces
+        return row
+
+    def place(self, row: TailRow) -> TailRow:
+        """Add a row whose size and checksum are known, without its bytes.
+
+        Returns:
+            The row with its position.
+
+        Raises:
+            ValueError: As for `add`.
+        """
+        row = row._replace(position=self._size)
         problem = _problem(row)
         if problem is not None:
             raise ValueError(f"{row.tp}: {problem}")
@@ -244,12 +257,16 @@ class PackBuilder:
         self._topics.add(topic)
         self._index_bytes = total
         self._rows.append(row)
-        self._pieces += pieces
-        self._size += size
+        self._size += row.size
         return row
 
-    def body(self) -> "PackBody":
-        """Return the whole pack.
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics of the rows so far."""
+        return frozenset(topic for topic, _ in self._topics)
+
+    def end(self) -> bytes:
+        """Return what follows the ranges: index and footer.
 
         Raises:
             ValueError: There are no rows.
@@ -259,8 +276,11 @@ class PackBuilder:
         packed = zlib.compress(_encode_rows(self._rows), _LEVEL)
         fields = (self._size, len(packed), 0, len(self._rows), _MAGIC, VERSION)
         footer = _FOOTER.pack(*fields[:2], _crc_of(packed, _FOOTER.pack(*fields)), *fields[3:])
-        topics = frozenset(row.tp.topic for row in self._rows)
-        return PackBody((*self._pieces, packed, footer), topics)
+        return packed + footer
+
+    def body(self) -> "PackBody":
+        """Return the whole pack. Raises ValueError if there are no rows."""
+        return PackBody((*self._pieces, self.end()), self.topics)
 
 
 @dataclass(frozen=True)
@@ -280,20 +300,34 @@ class PackBody:
         """Length in bytes."""
         return sum(map(len, self.pieces))
 
+    @property
+    def end(self) -> bytes:
+        """Index and footer."""
+        return bytes(self.pieces[-1])
+
     def open(self) -> BinaryIO:
         """Return a new stream."""
-        return cast("BinaryIO", _PiecesStream(self.pieces, self.size))
+        pieces = [memoryview(piece).cast("B") for piece in self.pieces if len(piece)]
+        return open_pieces(map(len, pieces), pieces.__getitem__)
+
+
+def open_pieces(sizes: Iterable[int], piece: Callable[[int], Bytes]) -> BinaryIO:
+    """Return a stream of pieces, one after the other.
+
+    Args:
+        sizes: The size of each piece, above 0.
+        piece: Returns a piece by its number. What it raises comes from `read`.
+    """
+    return cast("BinaryIO", _PiecesStream(sizes, piece))
 
 
 class _PiecesStream(io.RawIOBase):
-    """Reads pieces of bytes one after the other."""
+    """See `open_pieces`."""
 
-    def __init__(self, pieces: Sequence[Bytes], size: int) -> None:
-        self._pieces = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
-        self._starts = [0]
-        for piece in self._pieces:
-            self._starts.append(self._starts[-1] + len(piece))
-        self._size, self._at = size, 0
+    def __init__(self, sizes: Iterable[int], piece: Callable[[int], Bytes]) -> None:
+        self._piece = piece
+        self._starts = list(accumulate(sizes, initial=0))
+        self._size, self._at = self._starts[-1], 0
 
     def readable(self) -> bool:
         return True
@@ -321,7 +355,7 @@ class _PiecesStream(io.RawIOBase):
         while done < len(buffer) and self._at < self._size:
             number = bisect_right(self._starts, self._at) - 1
             skipped = self._at - self._starts[number]
-            part = self._pieces[number][skipped : skipped + len(buffer) - done]
+            part = memoryview(self._piece(number))[skipped : skipped + len(buffer) - done]
             buffer[done : done + len(part)] = part
             done += len(part)
             self._at += len(part)

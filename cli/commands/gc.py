@@ -9,6 +9,7 @@ import click
 
 from sidetier.cli import kernel
 from sidetier.cli.arguments import DURATION, FILE, size_text, topic_name
+from sidetier.cli.extras import quiet_logs
 from sidetier.cli.options import CommandOptions, option, options
 from sidetier.cli.stores import open_every_store
 from sidetier.segments.errors import ConfigurationError
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sidetier.archive.gc.run import GarbageCollector, RetentionReport
-    from sidetier.cli.gc.results import OrphansResult, UploadsResult
+    from sidetier.cli.gc.results import OrphansResult, TailsResult, UploadsResult
+    from sidetier.config.model import Config
 
 
 @options
@@ -44,11 +46,22 @@ class GcOptions(CommandOptions):
         "--multipart-uploads",
         help="Abort unfinished multipart uploads on S3, instead of deleting old segments.",
     )
+    tail_packs: bool = option(
+        "--tail-packs",
+        help="Clean the tail packs of brokers that store none any more, instead of deleting old "
+        "segments.",
+    )
+    deleted_topics: bool = option(
+        "--deleted-topics",
+        help="With --tail-packs: also delete records of deleted topics that no archive has. Asks "
+        "the brokers for topic ids.",
+    )
     older_than: float = option(
         "--older-than",
         type=DURATION,
         default="7d",
-        help="With --orphans or --multipart-uploads: minimum age of what is deleted.",
+        help="With --orphans or --multipart-uploads: minimum age of what is deleted. With "
+        "--tail-packs: minimum age of a broker's newest records in packs.",
     )
     max_deletes_per_second: float = option(
         "--max-deletes-per-second",
@@ -91,6 +104,9 @@ def command(options: GcOptions) -> kernel.Outcome:
     Nothing that a consumer in keep_for still needs is deleted. While the progress of one of them is
     unknown, nothing of the topic is deleted.
 
+    With --tail-packs, the command drops packs whose records the archive, a retired archive or
+    another pack has, and deletes packs that were dropped an hour ago or earlier: run it again.
+
     The sidecars may run meanwhile. The next run finishes an interrupted one. The command needs
     permission to delete objects.
 
@@ -100,14 +116,25 @@ def command(options: GcOptions) -> kernel.Outcome:
 
     Exit codes: 0 done; 1 at least one partition failed; 2 a setting or an argument is wrong, such
     as a topic without a rule, and nothing was deleted; 3 nothing was deleted of a topic, because
-    the progress of a consumer is unknown or because of the state of its archive.
+    the progress of a consumer is unknown or because of the state of its archive, or records in tail
+    packs stay.
     """  # noqa: D301 -- \b is click's marker and must be one character
     has_metrics = options.metrics_file is not None
-    if options.orphans + options.multipart_uploads + has_metrics > 1:
-        raise click.UsageError("give one of --orphans, --multipart-uploads and --metrics-file")
+    if options.orphans + options.multipart_uploads + options.tail_packs + has_metrics > 1:
+        raise click.UsageError(
+            "give one of --orphans, --multipart-uploads, --tail-packs and --metrics-file"
+        )
     if options.quarantined and not options.orphans:
         raise click.UsageError("--quarantined needs --orphans")
-    config = options.call.load(needs_log_dirs=False).config
+    if options.deleted_topics and not options.tail_packs:
+        raise click.UsageError("--deleted-topics needs --tail-packs")
+    if options.tail_packs and options.topics:
+        raise click.UsageError("--topic: a tail pack has records of many topics")
+    loaded = options.call.load(needs_log_dirs=False)
+    config = loaded.config
+    if options.tail_packs:
+        quiet_logs(loaded)
+        return _tail_packs(config, options)
     from sidetier.archive.gc.run import CONNECTIONS, GarbageCollector, GcRequest  # noqa: PLC0415 -- `--help` must not load the stores
     from sidetier.cli.gc.consumers import retained_consumers  # noqa: PLC0415 -- as above
 
@@ -151,6 +178,19 @@ def _orphans(collector: "GarbageCollector", options: GcOptions) -> "OrphansResul
     if report.deleted and options.may_delete(f"{len(report.deleted)} objects"):
         report = find(dry_run=False)
     return OrphansResult(report)
+
+
+def _tail_packs(config: "Config", options: GcOptions) -> "TailsResult":
+    from sidetier.cli.gc.results import TailsResult  # noqa: PLC0415 -- `--help` must not load it
+    from sidetier.cli.gc.tails import cleaning_tails  # noqa: PLC0415 -- as above
+
+    with cleaning_tails(config, options.older_than, deleted_topics=options.deleted_topics) as clean:
+        # With --yes, nothing needs to be read twice.
+        is_certain = options.yes and not options.dry_run
+        result = TailsResult(clean(dry_run=not is_certain), dry_run=not is_certain)
+        if not is_certain and result.due and options.may_delete(result.due):
+            result = TailsResult(clean(dry_run=False), dry_run=False)
+    return result
 
 
 def _uploads(collector: "GarbageCollector", options: GcOptions) -> "UploadsResult":

@@ -1,18 +1,27 @@
 """`sidetier retire`: move the archive of a deleted or recreated topic to `retired/`."""
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import PARTITION, size_text, topic_name
+from sidetier.cli.extras import quiet_logs
 from sidetier.cli.options import CommandOptions, argument, option, options
 from sidetier.cli.output import Table
 from sidetier.cli.progress import shown
 from sidetier.cli.stores import open_every_store
 from sidetier.leadership.cluster import as_texts
 from sidetier.segments.errors import ConfigurationError
-from sidetier.uploader.retire import CONNECTIONS, RetiredPartition, RetireRequest, retire_archive
+from sidetier.uploader.retire import (
+    CONNECTIONS,
+    Promotion,
+    RetiredPartition,
+    RetireRequest,
+    retire_archive,
+)
 from sidetier.wire.settings import ClientSettings
 
 if TYPE_CHECKING:
@@ -47,13 +56,17 @@ class RetireResult:
                 row.topic_id,
                 row.segments,
                 size_text(row.size_bytes),
-                row.problem or row.left or f"{verb} {row.target}",
+                row.problem or row.left or f"{verb} {row.target}{_with_tail(row)}",
             )
             for row in self.rows
         ]
         columns = ("TOPIC", "PARTITION", "TOPIC ID", "SEGMENTS", "SIZE", "OUTCOME")
         footer = None if rows else "everything named was retired before; nothing is left to move"
         return (Table(columns if rows else (), rows, footer=footer),)
+
+
+def _with_tail(row: RetiredPartition) -> str:
+    return f", with {row.promoted_offsets} offsets from tail packs" if row.promoted_offsets else ""
 
 
 @options
@@ -68,7 +81,13 @@ class RetireOptions(CommandOptions):
     offline: bool = option(
         "--offline", help="Send no request to a broker, and move everything named."
     )
-    force: bool = option("--force", help="Also move the archive of the current topic.")
+    force: bool = option(
+        "--force", help="Also move the archive of the current topic. Implies --without-tail."
+    )
+    without_tail: bool = option(
+        "--without-tail",
+        help="Promote no tail: records that only tail packs have stay in the packs.",
+    )
 
 
 @kernel.command("retire")
@@ -84,6 +103,9 @@ def command(options: RetireOptions) -> RetireResult:
     moves the archive of the current topic's id, and an archive without an id, only if the topic is
     deleted or --force is given.
 
+    Records that only tail packs have are promoted first, as by `sidetier tail promote`. An archive
+    is left if some cannot be promoted.
+
     The next call finishes an interrupted move; two concurrent calls do no harm. The store copies
     the objects. The command deletes them once all objects of a partition are copied, so it needs
     permission to delete.
@@ -95,7 +117,9 @@ def command(options: RetireOptions) -> RetireResult:
     Exit codes: 0 every archive was moved; 1 an error; 2 nothing is archived under the given names,
     or the brokers belong to another cluster; 3 at least one archive was not moved.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    config = options.call.load(needs_log_dirs=False).config
+    loaded = options.call.load(needs_log_dirs=False)
+    config = loaded.config
+    quiet_logs(loaded)
     request = RetireRequest(
         options.topic, options.partitions, dry_run=options.dry_run, force=options.force
     )
@@ -104,7 +128,13 @@ def command(options: RetireOptions) -> RetireResult:
         open_every_store(config, connections=CONNECTIONS) as archive,
         shown() as on_progress,
     ):
-        rows = retire_archive(archive, config.storage, request, brokers, on_progress)
+        promotion = None
+        if not (options.force or options.without_tail):
+            from sidetier.cli.wiring import promotion_places  # noqa: PLC0415 -- `--help` must not load the adapters
+
+            directory = Path(tempfile.gettempdir())
+            promotion = Promotion(promotion_places(config, archive), directory)
+        rows = retire_archive(archive, config.storage, request, brokers, on_progress, promotion)
     return RetireResult(rows, options.dry_run)
 
 

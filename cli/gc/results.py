@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from sidetier.archive.gc.orphans import Orphan
 from sidetier.archive.gc.run import (
@@ -12,8 +13,11 @@ from sidetier.archive.gc.run import (
     UploadsReport,
 )
 from sidetier.cli import exits
-from sidetier.cli.arguments import size_text
+from sidetier.cli.arguments import most_lines, size_text
 from sidetier.cli.output import Cell, Result, Table
+
+if TYPE_CHECKING:
+    from sidetier.uploader.tail.gone import CleanedTail
 
 
 def _remark(row: CollectedPartition) -> str:
@@ -161,3 +165,70 @@ class UploadsResult(Result):
             [*lines, f"{len(rows)} unfinished uploads found, {len(report.aborted)} {verb}"]
         )
         return (Table(("KEY", "UPLOAD", "OUTCOME") if rows else (), rows, footer=footer),)
+
+
+@dataclass(frozen=True, slots=True)
+class TailsResult:
+    """View of a cleaning of tail packs."""
+
+    tails: "Sequence[CleanedTail]"
+    dry_run: bool
+
+    @property
+    def exit_code(self) -> int:
+        """FAILED if something failed, else FINDINGS if records or packs stay for a reason."""
+        if any(tail.problem for tail in self.tails):
+            return exits.FAILED
+        return exits.FINDINGS if any(tail.kept for tail in self.tails) else exits.OK
+
+    @property
+    def due(self) -> str:
+        """What is removed, for the question; empty if nothing is."""
+        tails = self.tails
+        packs = sum(tail.dropped_packs + tail.deleted_packs for tail in tails)
+        size = size_text(sum(tail.dropped_bytes + tail.deleted_bytes for tail in tails))
+        is_due = packs or any(tail.quarantined_offsets for tail in tails)
+        return f"{packs} tail packs, {size}" if is_due else ""
+
+    def as_json(self) -> object:
+        """Return all fields of each broker."""
+        return {"dry_run": self.dry_run, "brokers": [asdict(tail) for tail in self.tails]}
+
+    def as_tables(self) -> Sequence[Table]:
+        """Return a row for each broker and store."""
+        rows = [
+            (tail.broker, tail.url, tail.packs, size_text(tail.size_bytes), self._outcome(tail))
+            for tail in self.tails
+        ]
+        kept = [f"{what}: {why}" for tail in self.tails for what, why in tail.kept.items()]
+        lines = [*most_lines(kept), f"all brokers: {self._done(self.tails)}"]
+        if any(tail.dropped_packs for tail in self.tails):
+            lines.append("dropped packs are deleted by the first run an hour later")
+        if not rows:
+            lines = ["there are no tail packs"]
+        columns = ("BROKER", "STORE", "PACKS", "SIZE", "OUTCOME")
+        return (Table(columns if rows else (), rows, footer="\n".join(lines)),)
+
+    def _outcome(self, tail: "CleanedTail") -> str:
+        if tail.problem is not None:
+            return f"failed: {tail.problem}"
+        if not tail.is_cleaned:
+            return "kept: it has stored records within --older-than"
+        return self._done([tail])
+
+    def _done(self, tails: "Sequence[CleanedTail]") -> str:
+        verbs = (
+            ("would drop", "would delete", "would move")
+            if self.dry_run
+            else ("dropped", "deleted", "moved")
+        )
+        dropped, deleted = sum(t.dropped_packs for t in tails), sum(t.deleted_packs for t in tails)
+        lost = sum(tail.quarantined_offsets for tail in tails)
+        dropped_size = size_text(sum(tail.dropped_bytes for tail in tails))
+        deleted_size = size_text(sum(tail.deleted_bytes for tail in tails))
+        parts = [
+            f"{verbs[0]} {dropped} packs ({dropped_size})" if dropped else "",
+            f"{verbs[1]} {deleted} packs ({deleted_size})" if deleted else "",
+            f"{verbs[2]} {lost} offsets to quarantine" if lost else "",
+        ]
+        return ", ".join(part for part in parts if part) or "nothing to remove"

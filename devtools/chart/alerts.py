@@ -168,6 +168,24 @@ ALERTS: Final[tuple[Alert, ...]] = (
         {"ageSeconds": 60},
     ),
     Alert(
+        "SidetierTailPackUnreadable",
+        # Two cleanings, so that a pack that was deleted between two requests does not count.
+        f"{names.TAIL_UNREAD_PACKS.name} > 0",
+        "15m",
+        "warning",
+        f"{{{{ $value }}}} tail packs of {_WHERE} cannot be read",
+        "If the cluster is lost now, records in these packs may be lost. Partitions whose leader has "
+        "stored no pack since may have no tail for readers.",
+    ),
+    Alert(
+        "SidetierTailRecordsLost",
+        f"{names.TAIL_STALE_OFFSETS.name} > 0",
+        "5m",
+        "critical",
+        f"The cluster has lost {{{{ $value }}}} committed offsets that tail packs of {_WHERE} have",
+        "Only these packs have the records. An hour later they are in quarantine.",
+    ),
+    Alert(
         "SidetierPartitionHalted",
         f'{_STATE} or ({names.PARTITIONS.name}{{state="halted"}} > 0 '
         f"unless on (job, instance) {names.PARTITION_STATE.name})",

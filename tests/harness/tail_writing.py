@@ -8,6 +8,7 @@ from pathlib import Path
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackRef
 from sidetier.archive.tail.pack import TailRow
+from sidetier.segments.batches import split_batches
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import BrokerUnavailableError, LeadershipError, SidetierError
 from sidetier.segments.headers import CONTROL, FIELD_AT, TRANSACTIONAL
@@ -21,6 +22,7 @@ from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
 from tests.harness.batches import make_batch, with_crc
 from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import LogDir, PartitionLog, encode_record, record_batch
+from tests.harness.made_archive import MadeArchive
 from tests.harness.tail_packs import decode_pack, read_tail
 
 BROKER = BrokerId(1)
@@ -243,6 +245,15 @@ def archived_epochs(log: PartitionLog, end: int) -> EpochHistory:
     """The epoch history of an archive that has this log up to an offset."""
     entries = tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in log.epochs())
     return EpochHistory(entries).up_to(end)
+
+
+def archive_log(store: RemoteStorage, log: PartitionLog, end: int) -> None:
+    """Store the archive of a log up to an offset, as one segment."""
+    archive = MadeArchive(store, LAYOUT, log.tp)
+    batches = split_batches(memoryview(log_bytes(log)))
+    archive.segment(0, b"".join(bytes(batch) for batch, head in batches if head.next_offset <= end))
+    archive.epoch_history(*archived_epochs(log, end).entries)
+    archive.mark(0, end, topic_id=log.topic_id, start_offset=0)
 
 
 def merged(

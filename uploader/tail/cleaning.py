@@ -16,14 +16,18 @@ Order of writes, and what a kill leaves:
 A pack that cannot be read stays, as does every row of a partition whose archive cannot be read. An
 index object that does not parse is replaced: cleaning judges all packs anew.
 
-Memory: the rows of one pack, then a bit for each row, and the bytes of one new pack.
+Any process may clean the packs of a broker, also beside its sidecar: the archive decides, and of
+two index objects one wins. `gone` cleans those of brokers whose sidecars do not.
+
+Memory: the rows of one pack, then a bit for each row, and a chunk of the bytes of a copy
+(`copying`).
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import structlog
 
@@ -35,21 +39,24 @@ from sidetier.archive.objects.tail_index import (
     write_tail_index,
 )
 from sidetier.archive.objects.watermark import read_watermark
-from sidetier.archive.tail.inventory import PACK_GONE, TailInventory
-from sidetier.archive.tail.merge import ArchivedPart, PackedRow, PackRef, replaced
-from sidetier.archive.tail.needed_rows import Kept, Need, joined, need_of
+from sidetier.archive.tail.inventory import TailInventory
+from sidetier.archive.tail.merge import (
+    ArchivedPart,
+    PackedRow,
+    PackRef,
+    below_start,
+    replaced,
+)
+from sidetier.archive.tail.needed_rows import Kept, Need, need_of
 from sidetier.archive.tail.pack import (
     FULL_INDEX_BYTES,
-    LeaderKey,
-    PackBuilder,
     TailRow,
     index_bytes,
 )
-from sidetier.archive.tail.read import read_rows
+from sidetier.archive.tail.retired import retired_parts
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import (
     ChecksumMismatchError,
-    EncryptionError,
     MalformedObjectError,
     PreconditionFailedError,
     SegmentError,
@@ -64,36 +71,41 @@ from sidetier.segments.offsets import (
     OffsetRange,
     TopicPartition,
 )
-from sidetier.storage.port import LISTED_AT_ONCE, RemoteStorage
+from sidetier.storage.port import LISTED_AT_ONCE, ObjectSummary, RemoteStorage
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.tail.board import TailPartition
+from sidetier.uploader.tail.copying import UNREADABLE, PackCopy, UnreadablePackError
 from sidetier.uploader.tail.packs import PackNumbers, TailPlace, store_pack
 from sidetier.uploader.tail.quarantine import runs_in, store_run
 
+_Key = TypeVar("_Key")
 _Result = TypeVar("_Result")
 log: Final = structlog.get_logger()
 MIN_LIVE_SHARE: Final = 0.25
 """Packs of which a smaller share of the bytes is needed are copied."""
-SIZE_CLASSES: Final = (64 << 10, 512 << 10, 4 << 20)
-"""Packs with fewer needed bytes are small; those below the same limit are of one class."""
+SIZE_CLASSES: Final = (64 << 10, 512 << 10, 4 << 20, 18 << 20)
+"""Packs with fewer needed bytes are small; those below the same limit are of one class. A broker
+with 10 MB/s sends packs above the last limit, so most of its bytes are copied once, when few of
+their neighbours are needed.
+"""
 MAX_SMALL_PACKS: Final = 8
 """This number of small packs of one class is copied into one."""
-MAX_COPIED_BYTES: Final = 256 << 20
-"""Bytes that one cleaning copies."""
-MAX_PACK_BYTES: Final = 32 << 20
+MIN_COPIED_BYTES: Final = 256 << 20
+"""A cleaning copies this number of bytes, or `COPIED_SHARE` of the bytes of recent packs."""
+COPIED_SHARE: Final = 0.6
+"""Copies are recent packs, too. So cleanings copy at most 1.5 times the new bytes."""
+RECENT: Final = 600.0
+"""Seconds since a recent pack was stored: the usual time between two cleanings."""
+MAX_PACK_BYTES: Final = 256 << 20
 MAX_PACK_ROWS: Final = 40_000
 """Rows that are copied into one pack, before those that follow each other are joined."""
-MAX_ROW_BYTES: Final = 4 << 20
-"""Rows are joined up to this size: readers read a row as a whole."""
 DELETED_AFTER: Final = 3600.0
 """Seconds from the index without a pack to the pack's deletion."""
 QUARANTINED_AFTER: Final = 3600.0
 """Seconds from the first cleaning that has found records to be lost."""
 ASKED_AGAIN: Final = 3600.0
 """Seconds until the stored archive of a partition is read again."""
-_UNREADABLE: Final = (*PACK_GONE, MalformedObjectError, ChecksumMismatchError, EncryptionError)
-"""Errors of one pack. Others are of the store."""
 _DAMAGED: Final = (MalformedObjectError, ChecksumMismatchError)
 """Those that come again with the next reading."""
 DAMAGED_AGAIN: Final = 3600.0
@@ -103,6 +115,15 @@ ArchivedOf = Callable[[TopicPartition], ArchivedPart | None]
 """Reads what the archive has of a partition, without its recorded gaps; None without an archive.
 Raises SidetierError.
 """
+RetiredOf = Callable[[TopicPartition, str], Sequence[ArchivedPart]]
+"""Reads what the retired archives of a partition have of a topic id. Raises SidetierError."""
+IsDeleted = Callable[[str, str], bool]
+"""Whether the topic of this name and id is known to be deleted. Raises SidetierError."""
+
+
+def not_known_to_be_deleted(_topic: str, _topic_id: str) -> bool:
+    """Return False: nothing shows which topics are deleted."""
+    return False
 
 
 class PackUse(NamedTuple):
@@ -155,9 +176,15 @@ class CleaningPlan(NamedTuple):
     copy: tuple[tuple[PackUse, ...], ...]
 
 
-def plan_cleaning(uses: Iterable[PackUse], max_bytes: int = MAX_COPIED_BYTES) -> CleaningPlan:
-    """Decide what happens to each pack. Pure. The oldest packs are copied first."""
+def plan_cleaning(uses: Iterable[PackUse], now_ms: int) -> CleaningPlan:
+    """Decide what happens to each pack. Pure. The oldest packs are copied first.
+
+    `now_ms` is the store's time or ours, in ms since 1970.
+    """
     uses = list(uses)
+    since = now_ms - RECENT * 1000
+    recent = sum(use.pack.size for use in uses if use.pack.modified_ms > since)
+    max_bytes = max(MIN_COPIED_BYTES, int(COPIED_SHARE * recent))
     copy: list[tuple[PackUse, ...]] = []
     for batch in _batches(_to_copy(uses)):
         size = sum(use.live_bytes for use in batch)
@@ -216,20 +243,25 @@ def stored_archive(place_of: Callable[[str], TailPlace]) -> ArchivedOf:
             return None
         epochs = read_epoch_history(place.store, place.layout, tp).epoch_history
         mark = stored.watermark
-        below = _below(mark.start_offset or Offset(0))
-        return ArchivedPart(mark.next_offset, epochs, mark.topic_id, below, stored.modified_ms)
+        below = below_start(mark.start_offset)
+        return ArchivedPart(mark.next_offset, epochs, mark.topic_id, below)
 
     return read
 
 
-def _below(start: Offset) -> tuple[OffsetRange, ...]:
-    """Return the offsets below the start of an archive: no record of them is archived."""
-    return (OffsetRange(Offset(0), start),) if start else ()
+def stored_retired(place_of: Callable[[str], TailPlace]) -> RetiredOf:
+    """Return a function that reads what retired archives have of a topic id."""
+
+    def read(tp: TopicPartition, topic_id: str) -> Sequence[ArchivedPart]:
+        place = place_of(tp.topic)
+        return retired_parts(place.store, place.layout, tp, topic_id)
+
+    return read
 
 
 @dataclass(slots=True)
 class CleaningTotals:
-    """The result of the last cleaning; the last two are counts since the start.
+    """The result of the last cleaning; from `rewritten_bytes` on, counts since the start.
 
     Attributes:
         live_packs: Packs of this broker with a needed row, and those that cannot be read.
@@ -241,7 +273,11 @@ class CleaningTotals:
             has lost them in an unclean election or a power failure, or deleted them before they
             were archived. Their rows stay until they are in quarantine.
         rewritten_bytes: Bytes that were copied into new packs.
+        dropped_packs: Packs that the index object has dropped since.
+        dropped_bytes: Their bytes.
         deleted_packs: Packs that were deleted.
+        deleted_bytes: Their bytes.
+        quarantined_offsets: Offsets of rows that were stored in quarantine.
     """
 
     live_packs: int = 0
@@ -251,7 +287,11 @@ class CleaningTotals:
     unknown_partitions: int = 0
     stale_offsets: int = 0
     rewritten_bytes: int = 0
+    dropped_packs: int = 0
+    dropped_bytes: int = 0
     deleted_packs: int = 0
+    deleted_bytes: int = 0
+    quarantined_offsets: int = 0
 
 
 _RowKey = tuple[TopicPartition, tuple[str, int, int, int]]
@@ -279,6 +319,26 @@ class _Seen:
     damaged: dict[int, tuple[float, str]] = field(default_factory=dict)
 
 
+class _ForAnHour(Generic[_Key, _Result]):
+    """Remembers what was read for an hour. An older state of an archive is right, too: what it has
+    had is in no pack alone.
+    """
+
+    def __init__(self, read: Callable[[_Key], _Result], now: Callable[[], float]) -> None:
+        self._read = read
+        self._now = now
+        self._known: dict[_Key, tuple[float, _Result]] = {}
+
+    def __call__(self, key: _Key) -> _Result:
+        now = self._now()
+        self._known = {
+            each: known for each, known in self._known.items() if now < known[0] + ASKED_AGAIN
+        }
+        if key not in self._known:
+            self._known[key] = now, self._read(key)
+        return self._known[key][1]
+
+
 class TailCleaner:
     """Cleans the packs of one broker in all stores.
 
@@ -288,28 +348,45 @@ class TailCleaner:
         place_of: Where a topic is stored.
         archived_of: What the archive has of a partition that this broker does not lead, or whose
             archived leader epochs it has not read since it leads.
+        retired_of: What retired archives have of a topic id.
         broker: This broker.
         clock: The time.
+        is_deleted: Tells which topics are deleted. Rows of those without an archive of their topic
+            id at its place are dropped, also if nothing else has their records.
+        quarantined_after: Seconds until lost records are stored in quarantine.
+        before_read: Called with a number of bytes before they are read for a copy. It may wait.
+        dry_run: Write nothing; `totals` has what would be done.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - its ports
         self,
         stores: Callable[[], Iterable[PackNumbers]],
         inventory_of: Callable[[PackNumbers], TailInventory],
         place_of: Callable[[str], TailPlace],
         archived_of: ArchivedOf,
+        retired_of: RetiredOf,
         broker: BrokerId,
         clock: Clock,
+        *,
+        is_deleted: IsDeleted = not_known_to_be_deleted,
+        quarantined_after: float = QUARANTINED_AFTER,
+        before_read: Callable[[int], None] = lambda _: None,
+        dry_run: bool = False,
     ) -> None:
         self._stores = stores
         self._inventory_of = inventory_of
         self._place_of = place_of
-        self._archived_of = archived_of
+        self._ask = _ForAnHour(archived_of, clock.monotonic)
+        self._ask_retired = _ForAnHour[tuple[TopicPartition, str], Sequence[ArchivedPart]](
+            lambda topic: retired_of(*topic), clock.monotonic
+        )
+        self._is_deleted = is_deleted
         self._broker = broker
         self._clock = clock
+        self._quarantined_after = quarantined_after
+        self._before_read = before_read
+        self.dry_run = dry_run
         self._seen: dict[int, _Seen] = defaultdict(_Seen)
-        self._asked: dict[TopicPartition, tuple[float, ArchivedPart | None]] = {}
-        """The stored archives that were read, and when."""
         self._reported: dict[str, str] = {}
         """What was logged: it is not repeated as long as it lasts."""
         self.totals = CleaningTotals()
@@ -325,13 +402,21 @@ class TailCleaner:
             Exception: The last error, after all stores were tried.
         """
         failed: Exception | None = None
-        totals = CleaningTotals(
-            rewritten_bytes=self.totals.rewritten_bytes, deleted_packs=self.totals.deleted_packs
+        totals = replace(
+            self.totals,
+            live_packs=0,
+            live_bytes=0,
+            stored_bytes=0,
+            unread_packs=0,
+            unknown_partitions=0,
+            stale_offsets=0,
         )
         found: dict[str, str] = {}
         for numbers in self._stores():
             moved = self._seen[id(numbers.store)].moved
-            judge = _Judge(led, self._ask, self._place_of, moved, found)
+            judge = _Judge(
+                led, self._ask, self._ask_retired, self._is_deleted, self._place_of, moved, found
+            )
             try:
                 self._clean(numbers, judge, totals, stopped)
             except Exception as error:  # noqa: BLE001 - raised behind the last store
@@ -346,15 +431,10 @@ class TailCleaner:
         if failed is not None:
             raise failed
 
-    def _ask(self, tp: TopicPartition) -> ArchivedPart | None:
-        now = self._clock.monotonic()
-        # An older state of the archive is right, too: what it has had is in no pack alone.
-        self._asked = {
-            each: known for each, known in self._asked.items() if now < known[0] + ASKED_AGAIN
-        }
-        if tp not in self._asked:
-            self._asked[tp] = now, self._archived_of(tp)
-        return self._asked[tp][1]
+    @property
+    def kept(self) -> Mapping[str, str]:
+        """Why rows and packs stay, by partition or key, after the last cleaning."""
+        return self._reported
 
     def _clean(
         self,
@@ -375,15 +455,15 @@ class TailCleaner:
                 return
             try:
                 uses.append(judge.use_of(pack, inventory.rows(pack)))
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 unread.add(pack.number)
                 judge.found[pack.key] = str(error)
         uses, damaged = self._without_damaged(numbers, uses)
-        self._quarantine(numbers, judge)
+        self._quarantine(numbers, judge, totals)
         totals.live_packs += sum(use.live_rows > 0 for use in uses) + len(unread)
         totals.stored_bytes += sum(use.pack.size for use in uses)
         totals.live_bytes += sum(use.live_bytes for use in uses)
-        plan = plan_cleaning(uses)
+        plan = plan_cleaning(uses, int(self._clock.wall() * 1000))
         keep = {pack.number for pack in plan.keep} | unread
         for batch in plan.copy:
             size = None if stopped() else self._copy(numbers, inventory, batch, judge, damaged)
@@ -395,18 +475,24 @@ class TailCleaner:
         judge.found |= {pack.key: reason for pack, reason in damaged.values()}
         prefix = numbers.layout.tail_packs_prefix(self._broker)
         stored = {
-            parse_tail_pack_key(listed.key, prefix): listed.key
+            parse_tail_pack_key(listed.key, prefix): listed
             for listed in numbers.store.list_objects(prefix)
         }
         known = set(() if before.index is None else before.index.dropped)
         # Only packs that were read. A name is needed as long as its pack is stored.
         dropped = (known | {pack.number for pack in listing.packs} - keep) & stored.keys()
-        if dropped == known or self._write_index(numbers, keep, dropped, before):
+        if dropped == known or self._write_index(numbers, keep, dropped, before, judge):
+            totals.dropped_packs += len(dropped - known)
+            totals.dropped_bytes += sum(stored[number].size for number in dropped - known)
+            wait = self._clock.wall() - (before.modified_ms or 0) / 1000
             self._delete_dropped(
-                numbers.store, {number: stored[number] for number in dropped}, totals
+                numbers.store,
+                {number: stored[number] for number in dropped},
+                {number: max(0.0, wait) if number in known else 0.0 for number in dropped},
+                totals,
             )
 
-    def _quarantine(self, numbers: PackNumbers, judge: "_Judge") -> None:
+    def _quarantine(self, numbers: PackNumbers, judge: "_Judge", totals: CleaningTotals) -> None:
         """Store what the cluster has lost in the quarantine; the next cleaning drops the rows.
         Not at once: a divergence of the archive may not be in quarantine yet.
         """
@@ -416,7 +502,11 @@ class TailCleaner:
         seen.moved &= judge.moved_rows
         for run in runs_in(judge.lost):
             tp = run[0].row.tp
-            if any(now < since[_key_of(source)] + QUARANTINED_AFTER for source in run):
+            if any(now < since[_key_of(source)] + self._quarantined_after for source in run):
+                continue
+            offsets = max(source.row.end for source in run) - run[0].row.start
+            if self.dry_run:
+                totals.quarantined_offsets += offsets
                 continue
             try:
                 epoch = judge.newest_archived(tp)
@@ -425,19 +515,29 @@ class TailCleaner:
                 judge.found[f"{tp}: quarantine"] = str(error)
                 continue
             seen.moved |= set(map(_key_of, run))
+            totals.quarantined_offsets += offsets
             log.warning("tail.quarantined", topic=tp.topic, partition=tp.partition, prefix=prefix)
 
     def _write_index(
-        self, numbers: PackNumbers, keep: set[int], dropped: set[int], before: StoredTailIndex
+        self,
+        numbers: PackNumbers,
+        keep: set[int],
+        dropped: set[int],
+        before: StoredTailIndex,
+        judge: "_Judge",
     ) -> bool:
         """Write the index. Return whether it is stored: another sidecar of this broker may clean,
         too.
         """
+        if self.dry_run:
+            return True
         store, layout = numbers.store, numbers.layout
         try:
             write_tail_index(store, layout, self._broker, sorted(keep), sorted(dropped), before)
         except PreconditionFailedError:
-            log.warning("tail.index_conflict", broker=self._broker)
+            judge.found[layout.tail_index_key(self._broker)] = (
+                "another process has written it meanwhile; the next cleaning tries again"
+            )
             return False
         return True
 
@@ -470,78 +570,70 @@ class TailCleaner:
         """Copy the needed rows of some packs. Return the number of bytes; None if it failed. Packs
         that cannot be read are left out, and added to `damaged`.
         """
-        seen = self._seen[id(numbers.store)]
-        try:
-            groups: dict[bool, list[tuple[TailRow, bytes]]] = defaultdict(list)
-            for use in batch:
-                try:
-                    copied = _needed_rows(numbers.store, inventory, use)
-                except _UNREADABLE as error:
-                    damaged[use.pack.number] = use.pack, str(error)
-                    if isinstance(error, _DAMAGED):
-                        seen.damaged[use.pack.number] = self._clock.monotonic(), str(error)
-                    continue
-                for source, data in copied:
-                    row = source.row._replace(first_stored_ms=source.first_stored_ms)
-                    groups[judge.encrypts(row.tp.topic)].append((row, data))
-            size = 0
-            for members in groups.values():
-                builder = copy_of(members)
-                store_pack(numbers, builder.body(), int(self._clock.wall() * 1000))
-                size += builder.size
-        except (SidetierError, ValueError) as error:
-            log.warning("tail.not_copied", error=str(error))
-            return None
+        if self.dry_run:
+            return sum(use.live_bytes for use in batch)
+        seen, wanted = self._seen[id(numbers.store)], list(batch)
+        while wanted:
+            try:
+                return self._store_copies(numbers, inventory, wanted, judge)
+            except UnreadablePackError as error:
+                pack = error.pack
+                damaged[pack.number] = pack, str(error)
+                if isinstance(error.reason, _DAMAGED):
+                    seen.damaged[pack.number] = self._clock.monotonic(), str(error)
+                wanted = [use for use in wanted if use.pack.number != pack.number]
+            except (SidetierError, ValueError) as error:
+                log.warning("tail.not_copied", error=str(error))
+                return None
+        return 0
+
+    def _store_copies(
+        self,
+        numbers: PackNumbers,
+        inventory: TailInventory,
+        batch: Iterable[PackUse],
+        judge: "_Judge",
+    ) -> int:
+        """Store the needed rows of some packs in one new pack, or two: encrypted topics and others.
+        Return the number of their bytes.
+        """
+        groups: dict[bool, list[PackedRow]] = defaultdict(list)
+        for use in batch:
+            try:
+                rows = inventory.rows(use.pack)
+            except UNREADABLE as error:
+                raise UnreadablePackError(use.pack, error) from error
+            for row, is_live in zip(rows, use.is_live, strict=True):
+                if is_live:
+                    groups[judge.encrypts(row.tp.topic)].append(PackedRow(use.pack, row))
+        size = 0
+        for sources in groups.values():
+            copy = PackCopy(numbers.store, sources, self._before_read)
+            store_pack(numbers, copy, int(self._clock.wall() * 1000))
+            size += copy.size - len(copy.end)
         return size
 
     def _delete_dropped(
-        self, store: RemoteStorage, dropped: Mapping[int, str], totals: CleaningTotals
+        self,
+        store: RemoteStorage,
+        dropped: Mapping[int, ObjectSummary],
+        waited: Mapping[int, float],
+        totals: CleaningTotals,
     ) -> None:
-        """Delete packs that the stored index has dropped for long enough."""
+        """Delete packs that the stored index has dropped for long enough.
+
+        `waited` has the seconds since the index object was written that had dropped them already: a
+        lower bound, also for another process.
+        """
         now, seen = self._clock.monotonic(), self._seen[id(store)]
-        since = {number: seen.dropped.get(number, now) for number in dropped}
+        since = {number: seen.dropped.get(number, now - waited[number]) for number in dropped}
         seen.dropped = since
         due = [dropped[number] for number in since if since[number] + DELETED_AFTER <= now]
-        for at in range(0, len(due), LISTED_AT_ONCE):
-            store.delete_objects(due[at : at + LISTED_AT_ONCE])
+        if not self.dry_run:
+            for at in range(0, len(due), LISTED_AT_ONCE):
+                store.delete_objects([row.key for row in due[at : at + LISTED_AT_ONCE]])
         totals.deleted_packs += len(due)
-
-
-def _needed_rows(
-    store: RemoteStorage, inventory: TailInventory, use: PackUse
-) -> list[tuple[PackedRow, bytes]]:
-    """Read the needed rows of a pack. Raises one of `_UNREADABLE` for the pack."""
-    rows = inventory.rows(use.pack)
-    wanted = [
-        PackedRow(use.pack, row) for row, is_live in zip(rows, use.is_live, strict=True) if is_live
-    ]
-    claims = [(source, b"") for source in wanted if source.row.is_claim]
-    return [*claims, *read_rows(store, [each for each in wanted if not each.row.is_claim])]
-
-
-def copy_of(rows: Iterable[tuple[TailRow, bytes]]) -> PackBuilder:
-    """Return a pack with rows and their bytes, by partition. Rows that follow each other in one
-    leader epoch become one.
-    """
-    builder = PackBuilder()
-    last: TailRow | None = None
-    pieces: list[bytes] = []
-    for row, data in sorted(rows, key=_log_order):
-        both = None if last is None else joined(last, row, MAX_ROW_BYTES)
-        if both is not None:
-            last = both
-            pieces.append(data)
-            continue
-        if last is not None:
-            builder.add(last, *pieces)
-        last, pieces = row, [data] if data else []
-    if last is not None:
-        builder.add(last, *pieces)
-    return builder
-
-
-def _log_order(copied: tuple[TailRow, bytes]) -> tuple[LeaderKey, Offset, Offset]:
-    return copied[0].log_order
+        totals.deleted_bytes += sum(row.size for row in due)
 
 
 class _Judge:
@@ -555,10 +647,12 @@ class _Judge:
         stale_offsets: Number of offsets of stale rows.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what decides
         self,
         led: Mapping[TopicPartition, TailPartition],
         ask: ArchivedOf,
+        ask_retired: Callable[[tuple[TopicPartition, str]], Sequence[ArchivedPart]],
+        is_deleted: IsDeleted,
         place_of: Callable[[str], TailPlace],
         moved: Container[_RowKey],
         found: dict[str, str],
@@ -568,6 +662,8 @@ class _Judge:
         self.lost: list[PackedRow] = []
         self.moved_rows: set[_RowKey] = set()
         self._ask = ask
+        self._ask_retired = ask_retired
+        self._is_deleted = is_deleted
         self._place_of = place_of
         self.found = found
         self.unknown: set[TopicPartition] = set()
@@ -640,19 +736,60 @@ class _Judge:
         row = source.row
         archived = self._archived_of(row)
         if archived is None:
-            return Need.NEEDED
+            return Need.NEEDED if row.tp in self.unknown else self._need_of_moved(row)
+        if row.topic_id == archived.topic_id:
+            return self._need_beside_gaps(row, archived)
         need = need_of(row, archived)
-        if need is Need.ARCHIVED and not row.is_claim:
-            gaps = self._try(row.tp, self._gaps_of, None)
-            # Unknown gaps may be everywhere.
-            if gaps is None:
-                return Need.NEEDED
-            return need_of(row, replace(archived, gaps=(*archived.gaps, *gaps)))
-        noted = archived.noted_ms
-        if need is Need.OTHER_TOPIC and noted is not None and noted <= source.first_stored_ms:
-            # `offset.wm` is older than the row: it may be of the deleted topic.
+        if need is not Need.OTHER_TOPIC:
+            return need
+        if row.tp in self._led:
+            return self._need_of_deleted(row)
+        # The archive may be that of the deleted topic, which is not retired yet, and the row of the
+        # new one.
+        return self._need_of_moved(row)
+
+    def _need_beside_gaps(self, row: TailRow, archived: ArchivedPart) -> Need:
+        need = need_of(row, archived)
+        if need is not Need.ARCHIVED or row.is_claim:
+            return need
+        gaps = self._try(row.tp, self._gaps_of, None)
+        # Unknown gaps may be everywhere.
+        if gaps is None:
             return Need.NEEDED
-        return need
+        return need_of(row, replace(archived, gaps=(*archived.gaps, *gaps)))
+
+    def _need_of_deleted(self, row: TailRow) -> Need:
+        """Decide about a row whose topic is deleted, as the own directory shows. `sidetier retire`
+        promotes its records as long as their archive is at its place.
+        """
+        stored = self._try(row.tp, self._ask, None)
+        if row.tp in self.unknown:
+            return Need.NEEDED
+        if stored is None or stored.topic_id != row.topic_id:
+            return Need.OTHER_TOPIC
+        is_archived = self._need_beside_gaps(row, stored) is Need.ARCHIVED
+        return Need.ARCHIVED if is_archived else Need.NEEDED
+
+    def _need_of_moved(self, row: TailRow) -> Need:
+        """Decide about a row of a topic id that no archive at its place has: it is retired, or has
+        not begun.
+        """
+        tp, topic_id = row.tp, row.topic_id
+        parts = self._try(tp, lambda tp: self._ask_retired((tp, topic_id)), None)
+        if parts is None:
+            return Need.NEEDED
+        if any(need_of(row, part) is Need.ARCHIVED for part in parts):
+            return Need.ARCHIVED
+        if self._try(tp, lambda tp: self._is_deleted(tp.topic, topic_id), otherwise=False):
+            return Need.OTHER_TOPIC
+        if parts and not row.is_claim:
+            what = f"{tp}, topic id {topic_id}"
+            self._stale[what] = min(row.start, self._stale.get(what, row.start))
+            self.found[what] = (
+                f"its archive is retired and does not have records from offset {self._stale[what]} "
+                "on: only packs have them"
+            )
+        return Need.NEEDED
 
     def _is_stale(self, row: TailRow) -> bool:
         """Whether the log of this broker, which leads, has other records."""
@@ -675,7 +812,7 @@ class _Judge:
         if part is None:
             self._archived[tp] = self._try(tp, self._ask, None)
             return self._archived[tp]
-        below = _below(part.archive_start)
+        below = below_start(part.archive_start)
         known = ArchivedPart(part.archive_end, part.archived_epochs, part.topic_id, below)
         if not part.archived_epochs.entries:
             # As after a restart: the sidecar reads the epochs with its next commit.

@@ -16,6 +16,7 @@ from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedErro
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BrokerId
 from sidetier.storage.port import IfAbsent, PutOptions, RemoteStorage
+from sidetier.uploader.tail.copying import PackCopy
 
 _MAX_TRIES: Final = 8
 """Numbers that are tried for one pack: another process may have started in the same ms."""
@@ -60,11 +61,12 @@ class PackNumbers:
         return next(self._unused)
 
 
-def store_pack(numbers: PackNumbers, body: PackBody, wall_ms: int) -> PackRef:
+def store_pack(numbers: PackNumbers, body: PackBody | PackCopy, wall_ms: int) -> PackRef:
     """Store a pack under a number that no pack has.
 
     Raises:
         StorageError: It is not stored, or its answer is lost: then it may be stored.
+        UnreadablePackError: A pack cannot be copied.
     """
     for attempt in range(_MAX_TRIES):
         number = numbers.take()
@@ -79,10 +81,10 @@ def store_pack(numbers: PackNumbers, body: PackBody, wall_ms: int) -> PackRef:
     raise AssertionError("unreachable")
 
 
-def _create(numbers: PackNumbers, number: int, body: PackBody) -> str:
+def _create(numbers: PackNumbers, number: int, body: PackBody | PackCopy) -> str:
     key = numbers.layout.tail_pack_key(numbers.broker, number)
     try:
-        return numbers.store.put_object(key, body, PutOptions(condition=IfAbsent()))
+        return numbers.store.put_object(key, body, _options(numbers.store, body))
     except PreconditionFailedError as error:
         # An answer was lost, or another process has the number.
         own = _own_etag(numbers.store, key, body) if error.ambiguous else None
@@ -91,19 +93,26 @@ def _create(numbers: PackNumbers, number: int, body: PackBody) -> str:
         return own
 
 
-def _own_etag(store: RemoteStorage, key: str, body: PackBody) -> str | None:
+def _options(store: RemoteStorage, body: PackBody | PackCopy) -> PutOptions:
+    """Return how a pack is stored. The checksum of a copy is known: it is not read for that."""
+    checksum = body.checksum if isinstance(body, PackCopy) else None
+    if checksum is not None and checksum.algorithm is not store.capabilities.checksum:
+        checksum = None
+    return PutOptions(checksum=checksum, condition=IfAbsent())
+
+
+def _own_etag(store: RemoteStorage, key: str, body: PackBody | PackCopy) -> str | None:
     """Return the etag of the stored pack if it has our index and footer; None otherwise.
 
     The index has the size and the checksum of each range.
     """
-    index = b"".join(bytes(piece) for piece in body.pieces[-2:])
     try:
         head = store.head_object(key)
-        with store.get_object_input_stream(key, body.size - len(index)) as stream:
+        with store.get_object_input_stream(key, body.size - len(body.end)) as stream:
             stored = stream.read()
     except ObjectNotFoundError:
         return None
-    return head.etag if stored == index else None
+    return head.etag if stored == body.end else None
 
 
 @dataclass(slots=True)

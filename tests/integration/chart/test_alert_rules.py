@@ -161,6 +161,15 @@ CASES = (
          fires=False),
     Case("SidetierTailBehind", {UNSAFE: "0x2 61x5"}, 5, fires=True),
     Case("SidetierTailBehind", {UNSAFE: "0x2 61 0x5"}, 5, fires=False),
+    Case("SidetierTailPackUnreadable", {f"sidetier_tail_unread_packs{{{WHO}}}": "0x5 1x20"}, 22,
+         fires=True),
+    # The next cleaning read it.
+    Case("SidetierTailPackUnreadable", {f"sidetier_tail_unread_packs{{{WHO}}}": "0x5 1x10 0x20"}, 22,
+         fires=False),
+    Case("SidetierTailRecordsLost", {f"sidetier_tail_stale_offsets{{{WHO}}}": "0x5 40x20"}, 12,
+         fires=True),
+    Case("SidetierTailRecordsLost", {f"sidetier_tail_stale_offsets{{{WHO}}}": "0x30"}, 12,
+         fires=False),
     Case("SidetierDrillOld", {DRILL: "-1296000x90"}, 70, fires=True),
     Case("SidetierDrillOld", {DRILL: "-1280000x90"}, 70, fires=False),
     # Sidecars read the record at different times: the newest success counts.

@@ -28,6 +28,7 @@ from tests.harness.stored_log import Record, read_records
 from tests.harness.tail_packs import read_tail
 from tests.harness.topics import create_topic
 from tests.harness.waiting import wait_until
+from tests.integration.cli.test_backfill import sidetier
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -162,3 +163,17 @@ def test_a_cluster_that_is_destroyed_comes_back_but_for_the_last_seconds(  # noq
                 read = endpoint.read(topic, number, settings={"isolation.level": "read_committed"})
                 served = {each.offset(): Record(each.key(), each.value()) for each in read}
                 assert served == found
+    # The topic goes with its cluster: its records are in the retired archive, and in no pack.
+    # No broker says that the slow partition, without an archive, is deleted.
+    words = ("tail", "promote", "--partition", str(slow))
+    assert sidetier(tmp_path, settings, store, *words)["code"] == 0
+    assert sidetier(tmp_path, settings, store, "retire", topic, "--offline")["code"] == 0
+    for number, found in enumerate(safe):
+        prefix = LAYOUT.retired_prefix(TopicPartition(topic, number))
+        logs = [each.key for each in objects.list_objects(prefix) if each.key.endswith(".log")]
+        data = b"".join(objects.get_object(key).data for key in logs)
+        assert dict(read_records(data, prefix)) == found
+    words = ("gc", "--tail-packs", "--older-than", "0s", "--yes")
+    [cleaned] = sidetier(tmp_path, settings, store, *words)["brokers"]
+    assert (cleaned["dropped_packs"], cleaned["kept"]) == (cleaned["packs"], {})
+    assert not TailInventory(objects, LAYOUT).read().packs

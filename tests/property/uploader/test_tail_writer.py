@@ -10,10 +10,10 @@ the leader's log, record by record. Each mutant of the writer must be found.
 import random
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 import structlog
@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidetier.archive.tail.inventory import TailInventory
-from sidetier.archive.tail.merge import ArchivedPart, MergedTail
+from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow
 from sidetier.archive.tail.needed_rows import Need, need_of
-from sidetier.archive.tail.pack import PackBuilder, TailRow
+from sidetier.archive.tail.pack import TailRow
 from sidetier.archive.tail.read import read_rows
 from sidetier.leadership.port import LedLog
 from sidetier.segments.batches import split_batches
@@ -38,6 +38,7 @@ from sidetier.segments.errors import BrokerError, SidetierError, StorageError, S
 from sidetier.segments.headers import BatchHeader
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.gates import committed_range
 from sidetier.uploader.gates.committed_range import CommittedRange
 from sidetier.uploader.tail import begin as begin_module
@@ -45,7 +46,8 @@ from sidetier.uploader.tail import cleaning as cleaning_module
 from sidetier.uploader.tail import reader as reader_module
 from sidetier.uploader.tail.begin import TailBegin
 from sidetier.uploader.tail.board import TailPartition
-from sidetier.uploader.tail.cleaning import TailCleaner, copy_of
+from sidetier.uploader.tail.cleaning import TailCleaner
+from sidetier.uploader.tail.copying import PackCopy
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace
 from sidetier.uploader.watching.disk import LogFile
@@ -60,9 +62,6 @@ from tests.harness.tail_writing import (
     replicate,
     tail_bytes,
 )
-
-if TYPE_CHECKING:
-    from sidetier.storage.port import RemoteStorage
 
 TP = TopicPartition("t", 0)
 BROKERS = 3
@@ -279,6 +278,7 @@ class World:
             lambda numbers: TailInventory(numbers.store, numbers.layout),
             lambda _: TailPlace(self.store, LAYOUT, encrypts=False),
             lambda tp: part if tp == TP and end else None,
+            lambda *_: (),
             site.broker,
             self.time.clock,
         )
@@ -432,9 +432,10 @@ def _below_the_end(row: TailRow, archived: ArchivedPart) -> Need:
     return Need.ARCHIVED if is_below else need_of(row, archived)
 
 
-def _without_the_first(rows: Iterable[tuple[TailRow, bytes]]) -> PackBuilder:
-    rows = list(rows)
-    return copy_of(rows[1:] or rows)
+def _without_the_first(
+    store: RemoteStorage, sources: Sequence[PackedRow], before_read: Callable[[int], None]
+) -> PackCopy:
+    return PackCopy(store, sources[1:] or sources, before_read)
 
 
 @contextmanager
@@ -449,7 +450,7 @@ def _mutant(patch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
     elif name == "cleaning drops what lies below the archive end":
         patch.setattr(cleaning_module, "need_of", _below_the_end)
     elif name == "cleaning copies other bytes":
-        patch.setattr(cleaning_module, "copy_of", _without_the_first)
+        patch.setattr(cleaning_module, "PackCopy", _without_the_first)
     yield
 
 

@@ -1,13 +1,24 @@
 """`sidetier retire` over a file-system store."""
 
+from collections.abc import Iterator
+
 import pytest
 from confluent_kafka import Uuid
 
+from sidetier.archive.objects.watermark import read_watermark
 from sidetier.leadership.cluster import kafka_text
 from sidetier.leadership.topic_identity import TopicIdentity
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.factory import open_plain
+from sidetier.storage.settings import StorageEndpoint
 from sidetier.uploader import retire
 from tests.harness.command_line import CommandLine
 from tests.harness.log_dir import CLUSTER_ID, TOPIC_ID
+from tests.harness.made_archive import LAYOUT
+from tests.harness.tail_packs import TOPIC_ID as TAIL_ID
+from tests.harness.tailed_log import TailedLog, borders, mixed_log
 
 BROKER = {"broker": {"bootstrap_servers": "127.0.0.1:1"}}
 
@@ -134,3 +145,127 @@ def test_topic_that_is_created_again_while_its_partitions_are_moved_keeps_its_ar
     told = stored.json("retire", "orders", code=3)
     assert [row["left"] is None for row in told["partitions"]] == [True, False]
     assert any("/orders-1/" in key and "/retired/" not in key for key in stored.stored())
+
+
+# -- records that only tail packs have ------------------------------------------------------------
+
+
+@pytest.fixture
+def log(cli: CommandLine) -> Iterator[TailedLog]:
+    """A log that is archived up to 12, and in packs of a broker from 5 on."""
+    store = open_plain(StorageEndpoint(f"file://{cli.store}"))
+    log = mixed_log(store)
+    log.archived(0, 5, 12)
+    log.pack(1, 0, (5, 14))
+    cli.configure(BROKER)
+    yield log
+    store.close()
+
+
+def retired_logs(cli: CommandLine, tp: TopicPartition, topic_id: str) -> dict[str, bytes]:
+    """The segments of a retired archive, by name."""
+    prefix = LAYOUT.retired_prefix(tp) + topic_id + "/"
+    return {
+        key.removeprefix(prefix).removesuffix(FileKind.LOG.value): data
+        for key, data in cli.stored().items()
+        if key.startswith(prefix) and key.endswith(FileKind.LOG.value)
+    }
+
+
+def test_records_that_only_packs_have_are_promoted_before_the_archive_is_moved(
+    cli: CommandLine, log: TailedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the packs go, and with them what the archive had anyway."""
+    end = log.next_offset
+    log.pack(2, 0, (14, end))
+    cluster = TopicIdentity(LAYOUT.cluster)
+    log.store.put_object(LAYOUT.layout_key(), BytesBody(note(LAYOUT.cluster)))
+    now_is(monkeypatch, cluster)
+    before = cli.stored()
+    [row] = cli.json("retire", "orders", "--dry-run")["partitions"]
+    assert (row["promoted_offsets"], row["left"]) == (end - 12, None)
+    assert cli.stored() == before
+    assert cli.run("retire", "orders") == 0, cli.err
+    assert f"with {end - 12} offsets from tail packs" in cli.out
+    stored = retired_logs(cli, log.tp, TAIL_ID)
+    assert list(stored) == [f"{base:020d}" for base in (0, 5, 12)]
+    assert b"".join(stored.values()) == b"".join(b.encoded() for b in log.batches)
+    assert read_watermark(log.store, LAYOUT.watermark_key(log.tp)) is None
+    assert cli.run("retire", "orders") == 0
+    assert "retired before" in cli.out
+    # Now nothing needs the packs.
+    assert cli.run("gc", "--tail-packs", "--older-than", "0s", "--dry-run") == 0, cli.out
+    assert "would drop 2 packs" in cli.out
+    assert cli.run("gc", "--tail-packs", "--older-than", "0s") == 2
+    assert "2 tail packs" in cli.err
+    done = cli.json("gc", "--tail-packs", "--older-than", "0s", "--yes")
+    assert [(each["dropped_packs"], each["kept"]) for each in done["brokers"]] == [(1, {})] * 2
+    assert cli.json("tail", "status")["brokers"] == []
+
+
+def note(cluster_id: str) -> bytes:
+    return b'{"version": 1, "bits": 3, "kafka_cluster_id": "%s"}' % (cluster_id.encode())
+
+
+def test_archive_stays_while_packs_have_records_that_cannot_be_promoted(
+    cli: CommandLine, log: TailedLog
+) -> None:
+    """Behind a gap; and then in a pack that cannot be read."""
+    at = next(border for border in borders(log) if border > 14)
+    log.pack(1, 1, (at, log.next_offset))
+    before = cli.stored()
+    for words in (("--dry-run",), ()):
+        [row] = cli.json("retire", "orders", "--offline", *words, code=3)["partitions"]
+        assert "only tail packs have some of its records" in row["left"]
+        assert f"offsets [{at}, {log.next_offset})" in row["left"]
+        assert row["target"] is None
+        assert cli.stored() == before
+    damaged = LAYOUT.tail_pack_key(2, 0)
+    log.store.put_object(damaged, BytesBody(b"damaged"))
+    [row] = cli.json("retire", "orders", "--offline", code=3)["partitions"]
+    assert f"{damaged} cannot be read" in row["left"]
+    [row] = cli.json("retire", "orders", "--offline", "--without-tail")["partitions"]
+    assert (row["promoted_offsets"], row["left"]) == (0, None)
+    assert list(retired_logs(cli, log.tp, TAIL_ID)) == [f"{base:020d}" for base in (0, 5)]
+    # The records stay in the packs, and gc says so.
+    told = cli.json("gc", "--tail-packs", "--older-than", "0s", "--yes", code=3)
+    kept = {what: why for broker in told["brokers"] for what, why in broker["kept"].items()}
+    assert set(kept) == {damaged, f"orders-0, topic id {TAIL_ID}"}
+    assert all(broker["dropped_packs"] == 0 for broker in told["brokers"])
+
+
+def test_topic_that_was_deleted_before_a_segment_was_archived(
+    cli: CommandLine, log: TailedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only if the brokers do not have it: otherwise its archive has not begun."""
+    other = TailedLog(store=log.store, tp=TopicPartition("new", 0))
+    other.write(9, 6, transactional=False)
+    other.pack(1, 1, (0, 6))
+    log.store.put_object(LAYOUT.layout_key(), BytesBody(note("id")))
+    for identity in (TopicIdentity("id", TAIL_ID, 1), TopicIdentity("id", "another", 1)):
+        now_is(monkeypatch, identity)
+        assert cli.run("retire", "new") == 2
+        assert "there is no topic new in the archive" in cli.err
+    assert cli.run("retire", "new", "--offline") == 2
+    now_is(monkeypatch, TopicIdentity("id"))
+    [planned] = cli.json("retire", "new", "--dry-run")["partitions"]
+    [row] = cli.json("retire", "new")["partitions"]
+    assert row["promoted_offsets"] == planned["promoted_offsets"] == 6
+    assert row["target"] == planned["target"] == LAYOUT.retired_prefix(other.tp) + f"{TAIL_ID}/"
+    assert retired_logs(cli, other.tp, TAIL_ID) == {
+        f"{0:020d}": b"".join(batch.encoded() for batch in other.batches)
+    }
+
+
+def test_gc_of_tail_packs_refuses_other_options(cli: CommandLine, log: TailedLog) -> None:
+    for words in (
+        ("--tail-packs", "--orphans"),
+        ("--tail-packs", "--topic", "orders"),
+        ("--deleted-topics",),
+    ):
+        assert cli.run("gc", *words) == 2
+    # No broker answers, or another cluster: nothing is deleted.
+    before = cli.stored()
+    assert cli.run("gc", "--tail-packs", "--deleted-topics", "--yes", "--older-than", "0s") == 1
+    assert cli.stored() == before
+    assert log.next_offset

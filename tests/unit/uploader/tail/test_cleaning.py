@@ -3,6 +3,7 @@
 import gc
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -13,12 +14,13 @@ import structlog
 from sidetier.archive.objects.notes import noted_checksum, noted_next_offset, noted_number
 from sidetier.archive.objects.quarantine import MoveKind, read_plan
 from sidetier.archive.objects.tail_index import read_tail_index
-from sidetier.archive.objects.watermark import Watermark, write_watermark
+from sidetier.archive.objects.watermark import Watermark, read_watermark, write_watermark
 from sidetier.archive.tail import pack as pack_module
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import ArchivedPart, PackRef, Reason
 from sidetier.archive.tail.pack import TailRow
 from sidetier.archive.tail.read import read_rows
+from sidetier.archive.tail.retired import retired_parts
 from sidetier.segments.batches import split_batches
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import (
@@ -40,17 +42,19 @@ from sidetier.segments.offsets import (
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from sidetier.uploader.archive.quarantine.mover import MoveContext
+from sidetier.uploader.archive.quarantine.retirement import retire
 from sidetier.uploader.archive.unresolved import read_unresolved
 from sidetier.uploader.tail import cleaning as cleaning_module
 from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.cleaning import (
-    MAX_ROW_BYTES,
     ArchivedOf,
     PackUse,
     TailCleaner,
     plan_cleaning,
     stored_archive,
 )
+from sidetier.uploader.tail.copying import MAX_ROW_BYTES
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import PackNumbers, TailPlace, store_pack
 from sidetier.uploader.tail.quarantine import store_run
@@ -59,6 +63,7 @@ from tests.harness.log_dir import PartitionLog
 from tests.harness.tail_packs import history, last_stable
 from tests.harness.tail_writing import (
     TailSite,
+    archive_log,
     archived_epochs,
     log_bytes,
     merged,
@@ -83,6 +88,7 @@ def cleaner(
         lambda numbers: inventory or TailInventory(numbers.store, numbers.layout),
         lambda _: TailPlace(site.store, LAYOUT, encrypts=False),
         archived_of or site.stored_archive,
+        partial(retired_parts, site.store, LAYOUT),
         site.broker,
         site.time.clock,
     )
@@ -629,7 +635,7 @@ def test_a_week_of_packs_that_are_all_needed() -> None:
         for highest in islice(numbers, 120):
             sizes[highest] = 20_000, 200
         uses = [_use(number, *sizes[number]) for number in sizes if number <= settled]
-        plan = plan_cleaning(uses)
+        plan = plan_cleaning(uses, 0)
         assert not plan.drop
         assert len(plan.keep) + sum(map(len, plan.copy)) == len(uses)
         for batch in plan.copy:
@@ -674,10 +680,13 @@ def test_a_pack_that_is_stored_twice_is_needed_once(site: TailSite, store: FakeS
 def test_packs_of_a_recreated_topic_can_be_read_and_those_of_the_deleted_one_go(
     site: TailSite, other: TailSite, store: FakeStorage
 ) -> None:
-    """Broker 1 led the deleted topic, and does not lead the new one. No archive yet."""
+    """Broker 1 led the deleted topic, and does not lead the new one. Its rows stay until the
+    archive of the deleted topic is retired and has their records.
+    """
     log = site.log_dir.create("t", 0)
-    log.append(20)
-    site.run()
+    for _ in range(2):
+        log.append(10)
+        site.run()
     del site.log_dir.partitions[log.tp]
     new = other.log_dir.create("t", 0, topic_id="B" * 21 + "A")
     new.append(10)
@@ -687,33 +696,101 @@ def test_packs_of_a_recreated_topic_can_be_read_and_those_of_the_deleted_one_go(
     assert (tail.topic_id, tail.end) == (new.topic_id, 10)
     by = cleaner(site, {log.tp: archived(new)}.get)
     clean(site, by, led={})
+    assert live(store) == [0, 1]
+    retire_log(store, log, 10)
     site.time.now += 3000
-    by.run({})
-    assert not list(store.list_objects(KEYS))
+    with structlog.testing.capture_logs() as logs:
+        by.run({})
+    assert live(store) == [1]
+    [entry] = [each for each in logs if each["event"] == "tail.kept"]
+    assert entry["what"] == f"t-0, topic id {log.topic_id}"
+    assert "retired and does not have records from offset 10 on" in entry["reason"]
 
 
-@pytest.mark.parametrize("is_newer", [True, False])
-def test_an_offset_wm_that_is_older_than_a_row_may_be_of_the_deleted_topic(
-    site: TailSite, store: FakeStorage, *, is_newer: bool
+def retire_log(store: FakeStorage, log: PartitionLog, end: int) -> str:
+    """Store the archive of a log up to an offset, and retire it; return its folder's prefix."""
+    archive_log(store, log, end)
+    stored = read_watermark(store, LAYOUT.watermark_key(log.tp))
+    plan = retire(MoveContext(store, LAYOUT), log.tp, stored, "a test")
+    assert plan is not None
+    return plan.target
+
+
+def test_rows_of_a_retired_topic_go_if_the_retired_archive_has_their_records(
+    site: TailSite, store: FakeStorage
 ) -> None:
-    """This broker has led the new topic; its archive is not retired yet."""
+    """The topic is not created again, and the broker does not lead it. A plan alone, an archive of
+    another topic id, or a gap in it show nothing.
+    """
+    log = site.log_dir.create("t", 0)
+    for _ in range(3):
+        log.append(10)
+        site.run()
+    prefix = retire_log(store, log, 20)
+    gap = f"{prefix}gaps/{10:020d}-{20:020d}.json"
+    store.put_object(gap, BytesBody(b"{}"))
+    last = f"{prefix}{0:020d}.log"
+    stored = store.get_object(last).data
+    store.delete_object(last)
+    steps = [
+        ([0, 1, 2], lambda: store.put_object(last, BytesBody(stored))),
+        ([1, 2], lambda: store.delete_object(gap)),
+        ([2], lambda: None),
+    ]
+    place = TailPlace(site.store, LAYOUT, encrypts=False)
+    by = cleaner(site, stored_archive(lambda _: place))
+    for expected, step in steps:
+        clean(site, by, led={})
+        assert live(store) == expected
+        step()
+        site.time.now += 3600
+    refused = f"{prefix}leader-epoch-checkpoint"
+    store.put_object(refused, BytesBody(b"damaged"))
+    clean(site, by, led={})
+    assert (live(store), by.totals.unknown_partitions) == ([2], 1)
+
+
+def test_rows_of_a_recreated_topic_stay_until_its_archive_is_moved(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """So that `sidetier retire` can promote them, also where this broker leads the new topic."""
+    log = site.log_dir.create("t", 0)
+    for _ in range(2):
+        log.append(10)
+        site.run()
+    archive_log(store, log, 10)
+    log.delete_topic()
+    new = PartitionLog(log.path, log.tp, 0, 0, "B" * 21 + "A")
+    site.log_dir.partitions[log.tp] = new
+    place = TailPlace(site.store, LAYOUT, encrypts=False)
+    by = cleaner(site, stored_archive(lambda _: place))
+    store.fail("get", StoreUnavailableError("away"), key=LAYOUT.watermark_key(log.tp))
+    for expected in ([0, 1], [1], [1]):
+        clean(site, by)
+        assert live(store) == expected
+    assert merged(store, log, 10).end == 20
+    retire_log(store, log, 10)
+    site.time.now += 3600
+    clean(site, by)
+    assert live(store) == []
+
+
+@pytest.mark.parametrize("is_pending", [False, True])
+def test_an_offset_wm_of_the_deleted_topic_shows_nothing_about_rows_of_the_new_one(
+    site: TailSite, store: FakeStorage, *, is_pending: bool
+) -> None:
+    """Also if it is written later: by a promotion, by gc, or at the begin of the retirement."""
     log = site.log_dir.create("t", 0)
     log.append(20)
-
-    def store_mark() -> None:
-        mark = Watermark(BaseOffset(0), Offset(500), topic_id="B" * 21 + "A")
-        write_watermark(store, LAYOUT.watermark_key(log.tp), mark, None)
-
-    if not is_newer:
-        store_mark()
     site.run()
-    if is_newer:
-        site.time.now += 1
-        store_mark()
+    site.time.now += 1
+    pending = f"{LAYOUT.retired_prefix(log.tp)}{'B' * 21}A/" if is_pending else None
+    mark = Watermark(BaseOffset(0), Offset(500), topic_id="B" * 21 + "A", pending=pending)
+    write_watermark(store, LAYOUT.watermark_key(log.tp), mark, None)
     place = TailPlace(site.store, LAYOUT, encrypts=False)
     by = cleaner(site, stored_archive(lambda _: place))
     clean(site, by, led={})
-    assert live(store) == ([] if is_newer else [0])
+    assert live(store) == [0]
 
 
 def test_one_damaged_pack_or_unknown_archive_does_not_end_the_cleaning(
@@ -819,6 +896,7 @@ def test_an_error_that_no_code_expects_ends_the_cleaning_of_one_store(
         lambda numbers: TailInventory(numbers.store, numbers.layout),
         lambda _: TailPlace(site.store, LAYOUT, encrypts=False),
         lambda _: None,
+        lambda *_: (),
         site.broker,
         site.time.clock,
     )
@@ -885,7 +963,8 @@ def test_a_copy_has_the_bytes_that_were_stored_or_is_not_made(
     store.overwrite(key, bytes(data))
     by = clean(site)
     assert by.totals.rewritten_bytes == len(log_bytes(slow)) - row.size
-    assert live(store) == [4, 10]
+    # Number 10 was taken for the copy that failed.
+    assert live(store) == [4, 11]
     assert by.totals.unread_packs == 1
 
 
