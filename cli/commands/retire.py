@@ -130,7 +130,7 @@ def command(options: RetireOptions) -> RetireResult:
     ):
         promotion = None
         if not (options.force or options.without_tail):
-            from sidetier.cli.wiring import promotion_places  # noqa: PLC0415 -- `--help` must not load the adapters
+            from sidetier.uploader.wiring import promotion_places  # noqa: PLC0415 -- `--help` must not load the adapters
 
             directory = Path(tempfile.gettempdir())
             promotion = Promotion(promotion_places(config, archive), directory)

@@ -6,13 +6,13 @@ from typing import Protocol
 
 from sidetier.archive.objects.layout import read_note
 from sidetier.cli.stores import open_every_store
-from sidetier.cli.wiring import tail_places
 from sidetier.config.model import Config
 from sidetier.leadership.cluster import as_texts
 from sidetier.segments.errors import ConfigurationError
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.tail.cleaning import not_known_to_be_deleted
 from sidetier.uploader.tail.gone import CleanedTail, DeletedTopics, clean_tails
+from sidetier.uploader.wiring import tail_places
 
 _CONNECTIONS = 16
 
