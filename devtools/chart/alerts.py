@@ -174,8 +174,8 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "15m",
         "warning",
         f"{{{{ $value }}}} tail packs of {_WHERE} cannot be read",
-        "If the cluster is lost now, records in these packs may be lost. Partitions whose leader has "
-        "stored no pack since may have no tail for readers.",
+        "If the cluster is lost now, records in these packs may be lost. Partitions whose leader "
+        "has stored no pack since may have no tail for readers.",
     ),
     Alert(
         "SidetierTailRecordsLost",

@@ -164,7 +164,7 @@ CASES = (
     Case("SidetierTailPackUnreadable", {f"sidetier_tail_unread_packs{{{WHO}}}": "0x5 1x20"}, 22,
          fires=True),
     # The next cleaning read it.
-    Case("SidetierTailPackUnreadable", {f"sidetier_tail_unread_packs{{{WHO}}}": "0x5 1x10 0x20"}, 22,
+    Case("SidetierTailPackUnreadable", {f"sidetier_tail_unread_packs{{{WHO}}}": "0x5 1x9 0x9"}, 22,
          fires=False),
     Case("SidetierTailRecordsLost", {f"sidetier_tail_stale_offsets{{{WHO}}}": "0x5 40x20"}, 12,
          fires=True),
