@@ -1,6 +1,7 @@
 """Cleaning of tail packs: what is dropped, what is written again, and kills between the writes."""
 
 import gc
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -732,7 +733,7 @@ def test_rows_of_a_retired_topic_go_if_the_retired_archive_has_their_records(
     last = f"{prefix}{0:020d}.log"
     stored = store.get_object(last).data
     store.delete_object(last)
-    steps = [
+    steps: list[tuple[list[int], Callable[[], object]]] = [
         ([0, 1, 2], lambda: store.put_object(last, BytesBody(stored))),
         ([1, 2], lambda: store.delete_object(gap)),
         ([2], lambda: None),
