@@ -1,7 +1,6 @@
 """Cleaning of tail packs: what is dropped, what is written again, and kills between the writes."""
 
 import gc
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -74,6 +73,8 @@ from tests.harness.tail_writing import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sidetier.storage.port import RemoteStorage
 
 KEYS = LAYOUT.tail_packs_prefix(1)
