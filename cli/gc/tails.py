@@ -10,7 +10,7 @@ from sidetier.config.model import Config
 from sidetier.leadership.cluster import as_texts
 from sidetier.segments.errors import ConfigurationError
 from sidetier.uploader.clock import SYSTEM_CLOCK
-from sidetier.uploader.tail.cleaning import not_known_to_be_deleted
+from sidetier.uploader.tail.cleaning import IsDeleted, not_known_to_be_deleted
 from sidetier.uploader.tail.gone import CleanedTail, DeletedTopics, clean_tails
 from sidetier.uploader.wiring import tail_places
 
@@ -37,7 +37,7 @@ def cleaning_tails(
     """
     with ExitStack() as stack:
         archive = stack.enter_context(open_every_store(config, connections=_CONNECTIONS))
-        is_deleted = not_known_to_be_deleted
+        is_deleted: IsDeleted = not_known_to_be_deleted
         if deleted_topics:
             from sidetier.wire.cluster import Cluster  # noqa: PLC0415 -- kio: only with the option
             from sidetier.wire.settings import ClientSettings  # noqa: PLC0415 -- as above
@@ -49,8 +49,8 @@ def cleaning_tails(
             settings = ClientSettings.from_properties(as_texts(config.broker.client_properties()))
             cluster = stack.enter_context(Cluster(settings))
             note = read_note(archive.default_store, archive.layout)
-            is_deleted = DeletedTopics(cluster, note, archive.layout)
-            is_deleted.check()
+            is_deleted = deleted = DeletedTopics(cluster, note, archive.layout)
+            deleted.check()
         place_of, inventory_of = tail_places(archive)
 
         def clean(*, dry_run: bool) -> list[CleanedTail]:

@@ -165,8 +165,8 @@ def test_a_cluster_that_is_destroyed_comes_back_but_for_the_last_seconds(  # noq
                 assert served == found
     # The topic goes with its cluster: its records are in the retired archive, and in no pack.
     # No broker says that the slow partition, without an archive, is deleted.
-    words = ("tail", "promote", "--partition", str(slow))
-    assert sidetier(tmp_path, settings, store, *words)["code"] == 0
+    promotion = ("tail", "promote", "--partition", str(slow))
+    assert sidetier(tmp_path, settings, store, *promotion)["code"] == 0
     assert sidetier(tmp_path, settings, store, "retire", topic, "--offline")["code"] == 0
     for number, found in enumerate(safe):
         prefix = LAYOUT.retired_prefix(TopicPartition(topic, number))

@@ -73,6 +73,8 @@ from tests.harness.tail_writing import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sidetier.storage.port import RemoteStorage
 
 KEYS = LAYOUT.tail_packs_prefix(1)
@@ -732,7 +734,7 @@ def test_rows_of_a_retired_topic_go_if_the_retired_archive_has_their_records(
     last = f"{prefix}{0:020d}.log"
     stored = store.get_object(last).data
     store.delete_object(last)
-    steps = [
+    steps: list[tuple[list[int], Callable[[], object]]] = [
         ([0, 1, 2], lambda: store.put_object(last, BytesBody(stored))),
         ([1, 2], lambda: store.delete_object(gap)),
         ([2], lambda: None),
