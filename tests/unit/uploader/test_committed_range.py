@@ -13,12 +13,16 @@ from sidetier.uploader.gates.committed_range import (
     CommittedRange,
     LedLog,
     NotCommittedError,
+    ReadLog,
     choose,
+    confirm,
     refusal,
 )
-from sidetier.uploader.watching.disk import LogFile
-from sidetier.wire.log_offsets import AnsweredOffset
+from sidetier.uploader.watching.disk import LogFile, log_file
+from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
 from tests.harness.batches import make_batch, pread_of
+from tests.harness.daemons import OffsetsByHand
+from tests.harness.log_dir import LogDir, PartitionLog
 
 FILE = LogFile(1, 2, "topic")
 EPOCH = LeaderEpoch(3)
@@ -185,3 +189,38 @@ def test_broker_without_topic_ids_is_known_by_the_file_alone() -> None:
     wanted = replace(WANTED, file=old)
     assert refusal(wanted, READ, Offset(40), again(40), old) is None
     assert refusal(wanted, READ, Offset(40), again(40), FILE) is not None
+
+
+def test_one_request_confirms_all_and_the_look_follows_its_answer(
+    log_dir: LogDir, log: PartitionLog
+) -> None:
+    """A topic that is created again has leader epoch 0 again, so only the look shows it."""
+    log.append(10)
+    file, epoch = log_file(str(log.path), log.active), LeaderEpoch(0)
+    assert file is not None
+    size = log.file(log.active).stat().st_size
+    wanted = CommittedRange(log.active, Offset(0), Offset(10), 0, size, epoch, file)
+    claim = ReadLog(log.tp, str(log.path), log.topic_id, epoch)
+    read = claim._replace(wanted=wanted, epochs=((epoch, Offset(0)),), end=Offset(10))
+    source = OffsetsByHand([log_dir])
+    assert confirm(source, [claim, read]) == [None, None]
+    assert source.asked == [(OffsetKind.HIGH_WATERMARK, 1)]
+
+    def reasons() -> list[str]:
+        return [reason or "" for reason in confirm(source, [claim, read])]
+
+    source.high_watermarks[log.tp] = 9
+    assert [text[-18:] for text in reasons()] == ["", "e high watermark 9"]
+    del source.high_watermarks[log.tp]
+    log.epoch = LeaderEpoch(1)
+    assert all("does not confirm leader epoch 0" in text for text in reasons())
+    log.epoch = epoch
+
+    def recreate() -> None:
+        log.delete_topic()
+        log_dir.create(log.tp.topic, topic_id="AAAAAAAAAAAAAAAAAAAAAg").append(10)
+
+    source.before[OffsetKind.HIGH_WATERMARK] = [recreate]
+    claimed, stored = reasons()
+    assert "belongs to another topic" in claimed
+    assert "the path leads to" in stored
