@@ -27,6 +27,8 @@ def _now_ms() -> int:
 
 
 PARTITION: Final = click.IntRange(0, _MAX_PARTITIONS)
+PROMOTED_AT_ONCE: Final = 8
+"""Partitions whose tails are promoted at the same time."""
 
 
 def most_lines(lines: Sequence[str], most: int = 10) -> list[str]:

@@ -9,15 +9,12 @@ from typing import Any
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.tail.survey import BrokerTail, PartitionTail, TailSurvey
 from sidetier.cli import exits
-from sidetier.cli.arguments import age_text, most_lines, size_text
+from sidetier.cli.arguments import PROMOTED_AT_ONCE, age_text, most_lines, size_text
 from sidetier.cli.output import Cell, Table, first_rows, range_text, say
 from sidetier.config.model import Config
 from sidetier.config.times import time_text
 from sidetier.uploader.promote import Promoted, promote
 from sidetier.uploader.wiring import promotion_places
-
-PARALLEL = 8
-"""Partitions that are stored at the same time."""
 
 
 def promote_tails(
@@ -25,7 +22,7 @@ def promote_tails(
     archive: ArchiveAccess,
     tails: Iterable[PartitionTail],
     work_dir: Path | None,
-    parallel: int = PARALLEL,
+    parallel: int = PROMOTED_AT_ONCE,
     *,
     accept_unread: bool = False,
 ) -> list[Promoted]:

@@ -102,46 +102,9 @@ class HighWatermark(NamedTuple):
     leader_epoch: LeaderEpoch
 
 
-class LedLog(NamedTuple):
-    """What a broker answers about the log of a partition that it leads.
-
-    Attributes:
-        high_watermark: End of the committed records, exclusive.
-        last_stable: Below it, every transaction is decided, and every aborted one is in a
-            transaction index. None if it was not asked for.
-        leader_epoch: The leader epoch in which it leads.
-    """
-
-    high_watermark: Offset
-    last_stable: Offset | None
-    leader_epoch: LeaderEpoch
-
-
-class LedLogSource(Protocol):
-    """Asks the broker that the sidecar runs beside. Any thread may call it."""
-
-    def led_logs(
-        self, epochs: Mapping[TopicPartition, LeaderEpoch], *, stable: bool = True
-    ) -> Mapping[TopicPartition, LedLog | SidetierError]:
-        """Return the broker's answer for each partition that it leads in this leader epoch, or why
-        it does not answer: it does not lead in this epoch, for example.
-
-        Without `stable`, the last stable offset is not asked for.
-
-        Raises:
-            BrokerError: The broker does not respond.
-            LeadershipError: The broker belongs to another cluster than the log dirs.
-        """
-        ...
-
-    def close(self) -> None:
-        """Close the connections. May be called twice."""
-        ...
-
-
 class LogOffsetSource(Protocol):
-    """Asks the broker that the sidecar runs beside for one offset of many logs. One thread uses it;
-    any thread may close it.
+    """Asks the broker that the sidecar runs beside for one offset of many logs. One thread uses it,
+    unless it is a `SharedLogOffsets`; any thread may close it.
     """
 
     def offsets(

@@ -9,7 +9,7 @@ from sidetier.config.retention import LocalRetentionConfig
 from sidetier.leadership.port import (
     ClusterStateSource,
     LeadershipSource,
-    LedLogSource,
+    LogOffsetSource,
     RecordDeleter,
     TopicConfigSource,
 )
@@ -46,7 +46,7 @@ class DaemonContext:
     local_retention: LocalRetentionConfig = field(default_factory=LocalRetentionConfig)
     record_deleter: RecordDeleter | None = None
     """None where local retention is off."""
-    led_logs: LedLogSource | None = None
+    log_offsets: LogOffsetSource | None = None
     """None where nothing is archived early."""
     tail: "TailWriter | None" = None
     """None where no tail is stored."""

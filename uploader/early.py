@@ -9,7 +9,6 @@ offset, and may end elsewhere: it empties them, and replaces the other files. A 
 `.log` leaves a whole segment of committed records: the next PREPARE commits it (see `adoption`).
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -18,24 +17,29 @@ from typing import Final, NamedTuple
 import structlog
 
 from sidetier.config.uploader import EarlyConfig, EarlyLimits
-from sidetier.leadership.port import LedLog, LedLogSource
+from sidetier.leadership.port import LogOffsetSource
 from sidetier.segments.errors import (
     BrokerError,
     LeadershipError,
     SidetierError,
 )
-from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.clock import Clock
-from sidetier.uploader.gates.committed_range import CommittedRange, NotCommittedError, choose
+from sidetier.uploader.gates.committed_range import (
+    CommittedRange,
+    LedLog,
+    NotCommittedError,
+    choose,
+)
 from sidetier.uploader.log_tail import LogTail
 from sidetier.uploader.periodic import PeriodicTask
 from sidetier.uploader.state.events import EarlyFailed, EarlyFound, EarlySearched
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors, describe
-from sidetier.uploader.watching.disk import BatchPosition, LogFile, WholeBatches, topic_id_in
+from sidetier.uploader.watching.disk import BatchPosition, open_log, topic_id_in
 from sidetier.uploader.workers import WorkerPool
+from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
 
 log: Final = structlog.get_logger()
 _PAUSE_AFTER_FAILURE: Final = 5.0
@@ -134,7 +138,7 @@ def is_due(
     return limits.bytes if tail.written_bytes >= limits.bytes else None
 
 
-def find_range(wanted: EarlyWanted, led: LedLog) -> CommittedRange | Searched | None:
+def find_part(wanted: EarlyWanted, led: LedLog) -> CommittedRange | Searched | None:
     """Find the batches that may be stored, by their headers; None if nothing is committed.
 
     The batch at the archive end offset is searched from `wanted.known`, or from the beginning of
@@ -151,24 +155,23 @@ def find_range(wanted: EarlyWanted, led: LedLog) -> CommittedRange | Searched | 
     """
     if wanted.start >= led.high_watermark:
         return None
-    name = segment_file_name(wanted.segment, FileKind.LOG)
-    descriptor = os.open(os.path.join(wanted.directory, name), os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        status = os.fstat(descriptor)
-        file = LogFile(status.st_dev, status.st_ino, topic_id_in(wanted.directory))
-        if file.topic_id != wanted.topic_id:
-            raise NotCommittedError(
-                f"{wanted.directory} has topic id {file.topic_id}, and {wanted.topic_id} is wanted"
-            )
+    topic_id = topic_id_in(wanted.directory)
+    if topic_id != wanted.topic_id:
+        raise NotCommittedError(
+            f"{wanted.directory} has topic id {topic_id}, and {wanted.topic_id} is wanted"
+        )
+    with open_log(wanted.directory, wanted.segment, topic_id) as opened:
         known = wanted.known
-        if known is None or known.file != file:
+        if known is None or known.file != opened.file:
             begin = Offset(wanted.segment)
-            known = BatchPosition(wanted.segment, file, wanted.leader_epoch, begin, 0)
-        batches = iter(WholeBatches(descriptor, status.st_size, known.position))
+            known = BatchPosition(wanted.segment, opened.file, wanted.leader_epoch, begin, 0)
+        batches = iter(opened.batches(known.position))
         for at, header in islice(batches, _MAX_SEARCHED):
             if header.next_offset > wanted.start:
                 batches = chain([(at, header)], batches)
-                chosen = choose(batches, wanted.segment, wanted.start, led, file, wanted.max_bytes)
+                chosen = choose(
+                    batches, wanted.segment, wanted.start, led, opened.file, wanted.max_bytes
+                )
                 if chosen is None or chosen.size < wanted.least:
                     return Searched(known, goes_on=False)
                 return chosen
@@ -176,8 +179,6 @@ def find_range(wanted: EarlyWanted, led: LedLog) -> CommittedRange | Searched | 
             known = known._replace(offset=end, position=position)
         # If every batch is archived, the loop has ended with the file.
         return Searched(known, goes_on=next(batches, None) is not None)
-    finally:
-        os.close(descriptor)
 
 
 class EarlySegments:
@@ -195,7 +196,7 @@ class EarlySegments:
     def __init__(
         self,
         rules: EarlyConfig,
-        source: LedLogSource,
+        source: LogOffsetSource,
         pool: WorkerPool[EarlyEvent],
         clock: Clock,
         metrics: Metrics,
@@ -331,25 +332,35 @@ class EarlySegments:
 
 
 def _find_all(
-    source: LedLogSource,
+    source: LogOffsetSource,
     wanted: Sequence[EarlyWanted],
     now: Callable[[], float],
 ) -> EarlyRangesFound:
+    asked = [(one.topic_partition, one.leader_epoch) for one in wanted]
     # Before any file is opened: the rule reads only after it has asked.
-    answers = source.led_logs({one.topic_partition: one.leader_epoch for one in wanted})
+    ends = source.offsets(OffsetKind.HIGH_WATERMARK, asked)
+    stable = source.offsets(OffsetKind.LAST_STABLE, asked)
     found: list[tuple[EarlyWanted, EarlyResult]] = []
     until = now() + _LONGEST_RUN
-    for one in wanted:
-        found.append((one, _found(one, answers.get(one.topic_partition))))
+    for one, end, last_stable in zip(wanted, ends, stable, strict=True):
+        found.append((one, _found(one, end, last_stable)))
         if now() >= until:
             break
     return EarlyRangesFound(found, wanted[len(found) :])
 
 
-def _found(wanted: EarlyWanted, answer: LedLog | SidetierError | None) -> EarlyResult:
-    if not isinstance(answer, LedLog):
-        return answer
+def _found(
+    wanted: EarlyWanted,
+    end: AnsweredOffset | SidetierError,
+    last_stable: AnsweredOffset | SidetierError,
+) -> EarlyResult:
+    if not isinstance(end, AnsweredOffset):
+        return end
+    if not isinstance(last_stable, AnsweredOffset):
+        return last_stable
+    if end.leader_epoch != wanted.leader_epoch:
+        return NotCommittedError(f"the broker answers in leader epoch {end.leader_epoch}")
     try:
-        return find_range(wanted, answer)
+        return find_part(wanted, LedLog(end.offset, last_stable.offset, end.leader_epoch))
     except Exception as error:  # noqa: BLE001 - the other partitions of the run get their results
         return error

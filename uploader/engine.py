@@ -165,7 +165,7 @@ def capped_uploader(config: UploaderConfig, context: DaemonContext) -> Uploader:
         )
 
     give_back = config.page_cache == "give_back_cold"
-    return Uploader(ReadingRules(cap(), give_back, cap()), context.led_logs)
+    return Uploader(ReadingRules(cap(), give_back, cap()), context.log_offsets)
 
 
 class Engine:
@@ -304,7 +304,7 @@ class Engine:
 
     def _new_early(self, new_pool: NewPool) -> EarlySegments | None:
         """Return None where no topic is archived early: then there is not even a thread."""
-        rules, source, context = self._config.early, self._context.led_logs, self._context
+        rules, source, context = self._config.early, self._context.log_offsets, self._context
         if not rules.enabled or source is None:
             return None
         pool = self._pools["early"] = new_pool("early", 1, self._incoming.put)
@@ -473,8 +473,8 @@ class Engine:
             partition.close(for_good=False)
         self._asker.close()
         self._rules.close()
-        if self._context.led_logs is not None:
-            self._context.led_logs.close()
+        if self._context.log_offsets is not None:
+            self._context.log_offsets.close()
         if self._context.cluster_state is not None:
             self._context.cluster_state.close()
 

@@ -89,7 +89,7 @@ def promote(  # noqa: PLR0913 - one argument for each limit
     tails: Iterable[PartitionTail],
     directory: Path,
     *,
-    parallel: int = 8,
+    parallel: int,
     segment_bytes: int = SEGMENT_BYTES,
     group_bytes: int = GROUP_BYTES,
     accept_unread: bool = False,

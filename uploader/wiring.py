@@ -35,7 +35,6 @@ from sidetier.leadership.factory import open_leadership
 from sidetier.leadership.port import (
     ClusterStateSource,
     ConsumerGroupSource,
-    LedLogSource,
     LogOffsetSource,
     RecordDeleter,
     TopicConfigSource,
@@ -368,7 +367,7 @@ def daemon(
             # A backfill, which gives `leadership`, deletes nothing.
             local_retention=LocalRetentionConfig() if leadership else config.retention.local,
             record_deleter=None if leadership else record_deleter(config, identity),
-            led_logs=None if is_static else led_log_source(config, identity),
+            log_offsets=None if is_static else shared_log_offsets(config, identity),
             tail=None if is_static else tail_writer(config, identity, archive, metrics, abandoned),
             store_calls=calls,
             long_archives=long_archives,
@@ -547,7 +546,7 @@ def record_deleter(config: Config, identity: MetaProperties) -> RecordDeleter | 
     )
 
 
-def led_log_source(config: Config, identity: MetaProperties) -> LedLogSource | None:
+def shared_log_offsets(config: Config, identity: MetaProperties) -> LogOffsetSource | None:
     """Return the client that asks the own broker which records are committed, for early archiving;
     None where that is off.
 
@@ -557,9 +556,9 @@ def led_log_source(config: Config, identity: MetaProperties) -> LedLogSource | N
     servers = config.broker.bootstrap_servers
     if servers is None or not config.uploader.early.enabled:
         return None
-    from sidetier.leadership.led_logs import SharedLedLogs  # noqa: PLC0415 - as above
+    from sidetier.leadership.shared_log_offsets import SharedLogOffsets  # noqa: PLC0415 - as above
 
-    return SharedLedLogs(log_offset_source(config, servers, identity, "uploader.early.topics"))
+    return SharedLogOffsets(log_offset_source(config, servers, identity, "uploader.early.topics"))
 
 
 def log_offset_source(

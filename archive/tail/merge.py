@@ -192,7 +192,6 @@ class MergedTail:
         log_start: Highest log start offset of the rows of the newest leader epoch; None without
             rows. Records below it were deleted from the log by DeleteRecords or local retention.
         leader_epoch: The newest leader epoch of all rows and of the archive; None without any.
-        basis: The rows that prove that others are stale: a pack with one of them is needed.
         gap: The first gap, if a true range follows behind it.
         unread: Why packs that cannot be read leave the tail empty; None if they do not.
     """
@@ -205,7 +204,6 @@ class MergedTail:
     epochs: EpochHistory
     log_start: Offset | None
     leader_epoch: int | None
-    basis: tuple[PackedRow, ...]
     gap: OffsetRange | None
     unread: str | None = None
 
@@ -214,17 +212,6 @@ class MergedTail:
         """Largest timestamp of the rows that are read; None without one."""
         newest = max((part.source.row.max_timestamp for part in self.slices), default=-1)
         return None if newest < 0 else newest
-
-    def needed(self) -> Sequence[PackedRow]:
-        """Return the rows with records that the archive does not have, each record once, and the
-        basis. Cleaning keeps no fewer (`needed_rows.Need`).
-        """
-        wanted = [part.source for part in self.slices] + list(self.basis)
-        wanted += [out.source for out in self.left_out if out.reason not in _ELSEWHERE]
-        return list({source.place: source for source in wanted}.values())
-
-
-_ELSEWHERE: Final = frozenset({Reason.ARCHIVED, Reason.DUPLICATE})
 
 
 def merge(
@@ -254,7 +241,7 @@ def merge(
         for source in rows
         if source.row.topic_id != topic_id
     ]
-    epochs, basis = _Histories(archived, ours, may_guess=not unread).newest()
+    epochs = _Histories(archived, ours, may_guess=not unread).newest()
     divergence = _divergence(archived, epochs)
     archive_end = Offset(0) if archived.end is None else archived.end
     pieces: list[TailSlice] = []
@@ -302,7 +289,6 @@ def merge(
         epochs=epochs.up_to(end),
         log_start=max(log_starts, default=None),
         leader_epoch=epochs.entries[-1][0] if epochs.entries else None,
-        basis=tuple(basis),
         gap=None if behind is None else OffsetRange(end, behind),
         unread=doubt,
     )
@@ -370,19 +356,18 @@ class _Histories:
             mine[entry_epoch] = min(mine.get(entry_epoch, start), start)
             self._lowest[entry_epoch] = min(self._lowest.get(entry_epoch, start), start)
 
-    def newest(self) -> tuple[EpochHistory, list[PackedRow]]:
-        """Return the history that decides about all rows, and the rows that it is taken from.
+    def newest(self) -> EpochHistory:
+        """Return the history that decides about all rows.
 
         Raises:
             ArchiveConflictError: Starts do not ascend.
         """
         order = sorted(self._known, reverse=True)
         if not order:
-            return NO_EPOCHS, []
-        used, epochs = [order[0]], dict(self._known[order[0]])
-        while (below := self._below(epochs, order, used[-1])) is not None:
-            leader, earlier = below
-            used.append(leader)
+            return NO_EPOCHS
+        last, epochs = order[0], dict(self._known[order[0]])
+        while (below := self._below(epochs, order, last)) is not None:
+            last, earlier = below
             epochs |= earlier
         entries = [(epoch, self._lowest[epoch]) for epoch in sorted(epochs)]
         for (epoch, start), (later, later_start) in pairwise(entries):
@@ -391,8 +376,7 @@ class _Histories:
                     f"leader epoch {epoch} starts at {start}, and the later one {later} at "
                     f"{later_start}"
                 )
-        basis = [self._widest[leader] for leader in used]
-        return EpochHistory(tuple(entries)), [source for source in basis if source is not None]
+        return EpochHistory(tuple(entries))
 
     def _below(
         self, epochs: _Starts, order: Sequence[LeaderEpoch], last: LeaderEpoch

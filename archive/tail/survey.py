@@ -26,6 +26,7 @@ from sidetier.archive.tail.merge import (
     merge,
     newest_topic_id,
 )
+from sidetier.archive.tail.needed_rows import Kept, Need, need_of
 from sidetier.segments.errors import ArchiveError, SegmentError
 from sidetier.segments.offsets import BrokerId, Offset, OffsetRange, TopicPartition
 
@@ -43,6 +44,7 @@ class PartitionTail:
     Attributes:
         tp: The partition.
         watermark: The content of `offset.wm`; None without an archive.
+        archived: What is archived; None if it cannot be read.
         rows: The rows of all live packs.
         merged: The merged tail; None if it cannot be merged.
         problem: Why it cannot be merged, or is left empty.
@@ -50,6 +52,7 @@ class PartitionTail:
 
     tp: TopicPartition
     watermark: Watermark | None
+    archived: ArchivedPart | None
     rows: Sequence[PackedRow]
     merged: MergedTail | None
     problem: str | None = None
@@ -114,7 +117,7 @@ class BrokerTail:
     Attributes:
         packs: Their number.
         size: Their bytes.
-        live_bytes: Bytes of the ranges that are part of a tail, or may become part of one.
+        live_bytes: Bytes of the ranges that cleaning keeps.
         newest_ms: When the newest was stored, by the store's clock.
     """
 
@@ -239,12 +242,13 @@ def _merged(
     unread: Sequence[PackRef],
 ) -> PartitionTail:
     watermark: Watermark | None = None
+    archived: ArchivedPart | None = None
     try:
         watermark, archived = archived_part(partition, gaps, rows)
         merged = merge(archived, rows, unread)
     except (ArchiveError, SegmentError) as error:
-        return PartitionTail(partition.tp, watermark, rows, None, str(error))
-    return PartitionTail(partition.tp, watermark, rows, merged, merged.unread)
+        return PartitionTail(partition.tp, watermark, archived, rows, None, str(error))
+    return PartitionTail(partition.tp, watermark, archived, rows, merged, merged.unread)
 
 
 def _brokers(
@@ -254,10 +258,11 @@ def _brokers(
     known = {tail.tp: tail for tail in tails}
     live: dict[BrokerId, int] = defaultdict(int)
     for tp, rows in contents.rows.items():
-        tail = known.get(tp)
-        needed = rows if tail is None or tail.merged is None else tail.merged.needed()
-        for pack, row in needed:
-            if pack is not None:
+        tail, kept = known.get(tp), Kept()
+        archived = None if tail is None else tail.archived
+        for pack, row in sorted(rows, key=lambda source: -source.stored_in.number):
+            is_needed = archived is None or need_of(row, archived) is not Need.ARCHIVED
+            if pack is not None and is_needed and kept.add(row):
                 live[pack.broker] += row.size
     packs: dict[BrokerId, list[PackRef]] = defaultdict(list)
     for pack in contents.packs:

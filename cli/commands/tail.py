@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from sidetier.cli import kernel
-from sidetier.cli.arguments import pattern
+from sidetier.cli.arguments import PROMOTED_AT_ONCE, pattern
 from sidetier.cli.invocation import configuration_parameters
 from sidetier.cli.options import CommandOptions, option, options
 from sidetier.segments.errors import ConfigurationError
@@ -101,7 +101,7 @@ class PromoteOptions(CommandOptions):
     parallel: int = option(
         "--parallel",
         type=click.IntRange(1, 64),
-        default=8,
+        default=PROMOTED_AT_ONCE,
         help="Partitions that are stored at the same time.",
     )
 

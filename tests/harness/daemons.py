@@ -1,7 +1,7 @@
 """The whole daemon in this process: synthetic log dir, in-memory store, set leadership."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -16,8 +16,7 @@ from sidetier.leadership.port import (
     ClusterStateSource,
     HighWatermark,
     LeadershipView,
-    LedLog,
-    LedLogSource,
+    LogOffsetSource,
     RecordDeleter,
     TopicConfig,
     TopicConfigSource,
@@ -25,6 +24,7 @@ from sidetier.leadership.port import (
 )
 from sidetier.leadership.worker import ViewPublisher
 from sidetier.segments.errors import (
+    BrokerUnavailableError,
     LeadershipError,
     LeadershipUnavailableError,
     SidetierError,
@@ -52,6 +52,7 @@ from sidetier.uploader.gates.high_watermark import HighWatermarkSource
 from sidetier.uploader.stores import Place, PlaceOf
 from sidetier.uploader.tail.writer import TailWriter
 from sidetier.uploader.watching.log_dirs import LogDirs
+from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
 from tests.harness.log_dir import LogDir
 from tests.harness.waiting import wait_until
 
@@ -138,12 +139,9 @@ class HighWatermarksByHand:
         self.closed = True
 
 
-def _unstable(answer: LedLog | SidetierError) -> LedLog | SidetierError:
-    return answer._replace(last_stable=None) if isinstance(answer, LedLog) else answer
-
-
-class LedLogsByHand:
-    """A LedLogSource for logs without a broker: it leads each in the epoch of its log.
+class OffsetsByHand:
+    """A LogOffsetSource for logs without a broker: it leads each in the epoch of its log. By name,
+    as a broker answers.
 
     All records are committed, below `high_watermarks` where the test sets it, and all transactions
     decided, below `last_stable`.
@@ -151,28 +149,45 @@ class LedLogsByHand:
 
     def __init__(self, log_dirs: Iterable[LogDir]) -> None:
         self._log_dirs = list(log_dirs)
-        self.asked: list[dict[TopicPartition, LeaderEpoch]] = []
+        self.asked: list[tuple[OffsetKind, int]] = []
+        self.topics: set[str] = set()
+        """The topics that were asked for."""
         self.high_watermarks: dict[TopicPartition, int] = {}
         self.last_stable: dict[TopicPartition, int] = {}
-        self.before: list[Callable[[], None]] = []
-        """Called in turn before the answers, one for each request."""
+        self.log_starts: dict[TopicPartition, int] = {}
+        self.before: dict[OffsetKind, list[Callable[[], object]]] = {}
+        """Called in turn before the answers, one for each request of this kind."""
+        self.down = False
+        self.refused: set[tuple[OffsetKind, TopicPartition]] = set()
+        """What the broker does not answer."""
         self.closed = False
 
-    def led_logs(
-        self, epochs: Mapping[TopicPartition, LeaderEpoch], *, stable: bool = True
-    ) -> Mapping[TopicPartition, LedLog | SidetierError]:
-        self.asked.append(dict(epochs))
-        if self.before:
-            self.before.pop(0)()
-        answers = {tp: self._answer(tp, epoch) for tp, epoch in epochs.items()}
-        return answers if stable else {tp: _unstable(one) for tp, one in answers.items()}
+    def offsets(
+        self, kind: OffsetKind, partitions: Sequence[tuple[TopicPartition, LeaderEpoch]]
+    ) -> Sequence[AnsweredOffset | SidetierError]:
+        self.asked.append((kind, len(partitions)))
+        self.topics |= {tp.topic for tp, _ in partitions}
+        if self.before.get(kind):
+            self.before[kind].pop(0)()
+        if self.down:
+            raise BrokerUnavailableError("connection refused")
+        return [self._answer(kind, tp, epoch) for tp, epoch in partitions]
 
-    def _answer(self, tp: TopicPartition, epoch: LeaderEpoch) -> LedLog | SidetierError:
+    def _answer(
+        self, kind: OffsetKind, tp: TopicPartition, epoch: LeaderEpoch
+    ) -> AnsweredOffset | SidetierError:
+        if (kind, tp) in self.refused:
+            return LeadershipError("TOPIC_AUTHORIZATION_FAILED")
         log = next((d.partitions[tp] for d in self._log_dirs if tp in d.partitions), None)
         if log is None or log.epoch != epoch:
             return LeadershipError(f"{tp} is not led in epoch {epoch}")
         end = self.high_watermarks.get(tp, log.log_end)
-        return LedLog(Offset(end), Offset(self.last_stable.get(tp, end)), epoch)
+        known = {
+            OffsetKind.HIGH_WATERMARK: end,
+            OffsetKind.LAST_STABLE: self.last_stable.get(tp, end),
+            OffsetKind.LOG_START: self.log_starts.get(tp, log.bases()[0]),
+        }
+        return AnsweredOffset(Offset(known[kind]), epoch)
 
     def close(self) -> None:
         self.closed = True
@@ -212,7 +227,7 @@ class Site:
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     local_retention: LocalRetentionConfig = field(default_factory=LocalRetentionConfig)
     record_deleter: RecordDeleter | None = None
-    led_logs: LedLogSource | None = None
+    log_offsets: LogOffsetSource | None = None
     tail: TailWriter | None = None
     store_calls: StoreCalls = field(default_factory=StoreCalls)
     abandoned: threading.Event | None = None
@@ -256,7 +271,7 @@ class Site:
                 topics=self.topics,
                 local_retention=self.local_retention,
                 record_deleter=self.record_deleter,
-                led_logs=self.led_logs,
+                log_offsets=self.log_offsets,
                 tail=self.tail,
                 store_calls=self.store_calls,
                 abandoned=self.abandoned or threading.Event(),

@@ -2,7 +2,7 @@
 
 import shutil
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from sidetier.archive.tail.inventory import TailInventory
@@ -10,7 +10,6 @@ from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackRef
 from sidetier.archive.tail.pack import TailRow
 from sidetier.segments.batches import split_batches
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
-from sidetier.segments.errors import BrokerUnavailableError, LeadershipError, SidetierError
 from sidetier.segments.headers import CONTROL, FIELD_AT, TRANSACTIONAL
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
@@ -18,62 +17,13 @@ from sidetier.uploader.clock import Clock
 from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import PackJob, TailPlace, run_job
-from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
 from tests.harness.batches import make_batch, with_crc
-from tests.harness.daemons import LAYOUT
+from tests.harness.daemons import LAYOUT, OffsetsByHand
 from tests.harness.log_dir import LogDir, PartitionLog, encode_record, record_batch
 from tests.harness.made_archive import MadeArchive
 from tests.harness.tail_packs import decode_pack, read_tail
 
 BROKER = BrokerId(1)
-
-
-class OffsetsByHand:
-    """A LogOffsetSource over logs without a broker. By name, as a broker answers.
-
-    All records are committed, below `high_watermarks` where the test sets it.
-    """
-
-    def __init__(self, logs: Callable[[], Mapping[TopicPartition, PartitionLog]]) -> None:
-        self._logs = logs
-        self.asked: list[tuple[OffsetKind, int]] = []
-        self.high_watermarks: dict[TopicPartition, int] = {}
-        self.last_stable: dict[TopicPartition, int] = {}
-        self.log_starts: dict[TopicPartition, int] = {}
-        self.before: dict[OffsetKind, list[Callable[[], object]]] = {}
-        """Called in turn before the answers, one for each request of this kind."""
-        self.down = False
-        self.refused: set[tuple[OffsetKind, TopicPartition]] = set()
-        """What the broker does not answer."""
-
-    def offsets(
-        self, kind: OffsetKind, partitions: Sequence[tuple[TopicPartition, LeaderEpoch]]
-    ) -> Sequence[AnsweredOffset | SidetierError]:
-        self.asked.append((kind, len(partitions)))
-        if self.before.get(kind):
-            self.before[kind].pop(0)()
-        if self.down:
-            raise BrokerUnavailableError("connection refused")
-        return [self._answer(kind, tp, epoch) for tp, epoch in partitions]
-
-    def _answer(
-        self, kind: OffsetKind, tp: TopicPartition, epoch: LeaderEpoch
-    ) -> AnsweredOffset | SidetierError:
-        if (kind, tp) in self.refused:
-            return LeadershipError("TOPIC_AUTHORIZATION_FAILED")
-        log = self._logs().get(tp)
-        if log is None or log.epoch != epoch:
-            return LeadershipError(f"{tp} is not led in epoch {epoch}")
-        end = self.high_watermarks.get(tp, log.log_end)
-        known = {
-            OffsetKind.HIGH_WATERMARK: end,
-            OffsetKind.LAST_STABLE: self.last_stable.get(tp, end),
-            OffsetKind.LOG_START: self.log_starts.get(tp, log.bases()[0]),
-        }
-        return AnsweredOffset(Offset(known[kind]), epoch)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class SenderByHand:
@@ -143,7 +93,7 @@ class TailSite:
         self.store = store
         self.broker = BrokerId(broker)
         self.time = clock or TickingClock()
-        self.source = OffsetsByHand(lambda: self.log_dir.partitions)
+        self.source = OffsetsByHand([self.log_dir])
         self.archive_ends: dict[TopicPartition, int] = {}
         self.archived_epochs: dict[TopicPartition, EpochHistory] = {}
         """The epochs of the archive, known to the daemon; otherwise those of the log, once the

@@ -1,4 +1,4 @@
-"""Which bytes of a log that still grows are committed. Pure functions; nothing else decides it.
+"""Which bytes of a log that still grows are committed. Nothing else decides it.
 
 The high watermark alone proves nothing about bytes: after an unclean election, a truncated log can
 hold batches below it that another leader wrote, also of known epochs. So the rule has four steps:
@@ -11,25 +11,43 @@ hold batches below it that another leader wrote, also of known epochs. So the ru
    the same topic id. Brokers answer by the name of a topic, and the epochs of a topic that is
    created again begin at 0, too.
 
-`refusal` judges the last three. The age of the first answer does not matter.
+`confirm` does the last two, in this order, and `refusal` judges the last three. Both `choose` and
+`refusal` are pure. The age of the first answer does not matter.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
-from sidetier.leadership.port import LedLog
+from sidetier.leadership.port import LogOffsetSource
 from sidetier.segments.epoch_history import Entry
 from sidetier.segments.errors import SegmentError, SidetierError
 from sidetier.segments.headers import BatchHeader
-from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
-from sidetier.uploader.watching.disk import BatchPosition, LogFile
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
+from sidetier.uploader.watching.disk import BatchPosition, LogFile, log_file, topic_id_in
+from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
 
 
 class NotCommittedError(SegmentError):
     """The bytes are not known to be committed. A later attempt reads them anew."""
 
     retry = True
+
+
+class LedLog(NamedTuple):
+    """The own broker's first answer about a log.
+
+    Attributes:
+        high_watermark: End of the committed records, exclusive.
+        last_stable: Below it, every transaction is decided, and every aborted one is in a
+            transaction index.
+        leader_epoch: The leader epoch in which it leads.
+    """
+
+    high_watermark: Offset
+    last_stable: Offset
+    leader_epoch: LeaderEpoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +114,7 @@ def choose(
     end, end_position = start, 0
     for at, header in _committed(batches, start, led):
         position = at if position is None else position
-        if not header.is_control or header.next_offset <= (led.last_stable or 0):
+        if not header.is_control or header.next_offset <= led.last_stable:
             end, end_position = header.next_offset, at + header.length
         if end_position - position >= max_bytes:
             break
@@ -138,11 +156,72 @@ def _committed(
             return
 
 
+class ReadLog(NamedTuple):
+    """What was read of a log, before the broker is asked again.
+
+    Attributes:
+        tp: The partition.
+        directory: Its directory.
+        topic_id: The topic that the directory must belong to.
+        leader_epoch: The leader epoch in which the broker has answered.
+        wanted: The range; None if only the leader epoch and the topic are to be confirmed.
+        epochs: Each run of batches of one leader epoch that was read, with its first offset.
+        end: End of the batches that were read, exclusive; None without a batch.
+    """
+
+    tp: TopicPartition
+    directory: str
+    topic_id: str | None
+    leader_epoch: LeaderEpoch
+    wanted: CommittedRange | None = None
+    epochs: Sequence[Entry] = ()
+    end: Offset | None = None
+
+
+def confirm(source: LogOffsetSource, logs: Sequence[ReadLog]) -> list[str | None]:
+    """Ask again in one request, then look again. Return for each log why it must not be stored;
+    None if what was read is committed.
+
+    Raises:
+        BrokerError, LeadershipError: The broker does not answer.
+    """
+    asked = {log.tp: log.leader_epoch for log in logs}
+    answers = source.offsets(OffsetKind.HIGH_WATERMARK, list(asked.items()))
+    again = dict(zip(asked, answers, strict=True))
+    # The look comes last: brokers answer by name, so the answer before it is about the topic whose
+    # directory is still there.
+    return [_look_again(log, again[log.tp]) for log in logs]
+
+
+def _look_again(log: ReadLog, again: AnsweredOffset | SidetierError) -> str | None:
+    if log.wanted is not None:
+        file = log_file(log.directory, log.wanted.segment)
+        return refusal(log.wanted, log.epochs, log.end, again, file)
+    reason = _unconfirmed(log.leader_epoch, Offset(0), again)
+    if reason is None and topic_id_in(log.directory) != log.topic_id:
+        reason = f"{log.directory} belongs to another topic than {log.topic_id}"
+    return reason
+
+
+def _unconfirmed(
+    leader_epoch: LeaderEpoch, end: Offset, again: AnsweredOffset | SidetierError
+) -> str | None:
+    """Return why the answer does not confirm the leader epoch and the offsets below `end`."""
+    if not isinstance(again, AnsweredOffset):
+        return f"the broker does not confirm leader epoch {leader_epoch}: {again}"
+    if again.leader_epoch != leader_epoch or again.offset < end:
+        return (
+            f"the broker led in epoch {leader_epoch}, and now reports epoch {again.leader_epoch} "
+            f"and the high watermark {again.offset}"
+        )
+    return None
+
+
 def refusal(
     wanted: CommittedRange,
     epochs: Sequence[Entry],
     end: Offset | None,
-    again: LedLog | SidetierError | None,
+    again: AnsweredOffset | SidetierError,
     file: LogFile | None,
 ) -> str | None:
     """Return why the bytes that were read must not be stored; None if they are committed.
@@ -153,16 +232,12 @@ def refusal(
         wanted: The range.
         epochs: Each run of batches of one leader epoch that was read, with its first offset.
         end: End of the batches that were read, exclusive; None without a batch.
-        again: The broker's second answer, asked after the reading; None without an answer.
+        again: The broker's second answer, asked after the reading.
         file: Where the path leads after the second answer; None if the file is gone.
     """
-    if not isinstance(again, LedLog):
-        return f"the broker does not confirm leader epoch {wanted.leader_epoch}: {again}"
-    if again.leader_epoch != wanted.leader_epoch or again.high_watermark < wanted.end:
-        return (
-            f"the broker led in epoch {wanted.leader_epoch}, and now reports epoch "
-            f"{again.leader_epoch} and the high watermark {again.high_watermark}"
-        )
+    reason = _unconfirmed(wanted.leader_epoch, wanted.end, again)
+    if reason is not None:
+        return reason
     if file != wanted.file:
         return f"{wanted.file} was read, and the path leads to {file}"
     if not epochs or end != wanted.end or epochs[0][1] < wanted.start:

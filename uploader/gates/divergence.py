@@ -5,25 +5,16 @@ histories from a certain offset on. More uploads would mix the two, so the sidec
 until the divergence is resolved.
 """
 
-import os
 from dataclasses import dataclass
 from typing import Final
 
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.epoch_history import EpochHistory
-from sidetier.segments.errors import DamagedSegmentError
-from sidetier.segments.headers import BatchHeader, walk_headers
-from sidetier.segments.names import FileKind, parse_segment_file_name, segment_file_name
+from sidetier.segments.headers import BatchHeader
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
 from sidetier.uploader.errors import OrphanSegmentError
-from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
-from sidetier.uploader.watching.disk import (
-    BatchPosition,
-    LogFile,
-    WholeBatches,
-    list_names,
-    topic_id_in,
-)
+from sidetier.uploader.gates.remembered_epochs import RememberedEpochs, from_first_batch
+from sidetier.uploader.watching.disk import BatchPosition, open_log, segment_bases, topic_id_in
 
 _NO_EPOCH: Final = -1
 
@@ -74,9 +65,8 @@ def read_history(
 
     The log end is read before the epoch history: a leader writes its epoch before it appends, so if
     the log has grown beyond the archive in a new epoch, the epoch history has that epoch. If
-    delete-records has moved the log start into the first segment, that segment still has batches of
-    epochs that the checkpoint has dropped. They are read if the archive is older than the first
-    known epoch.
+    delete-records has moved the log start, the log may still have batches of epochs that the
+    checkpoint has dropped. They are read if the archive is older than the first known epoch.
 
     Args:
         directory: The partition's directory.
@@ -98,40 +88,13 @@ def read_history(
         before = epochs.read(directory).entries[-1:]
         # A broker that leads writes its epoch first, and does not truncate from then on.
         leads = leader_epoch if before and before[0][0] == leader_epoch else UNKNOWN_EPOCH
-        segment = _newest_segment(directory, active)
+        segment = max(segment_bases(directory), default=active)  # its reader finds it missing
         end, position = _walk(directory, segment, next_offset, leads)
         end = end if end < next_offset else None
     epoch_history = epochs.read(directory)
     if epoch_history.entries and epoch_history.entries[0][0] > archived_epoch > UNKNOWN_EPOCH:
-        epoch_history = _with_first_segment(directory, next_offset, epoch_history)
+        epoch_history = from_first_batch(directory, epoch_history)
     return LocalHistory(epoch_history, end, position)
-
-
-def _with_first_segment(
-    directory: str, next_offset: Offset, epoch_history: EpochHistory
-) -> EpochHistory:
-    """Add the epochs of batches in the log's first segment that are below the first known epoch, if
-    that segment begins below the archive end offset.
-    """
-    base, (epoch, start) = min(_live_segments(directory), default=None), epoch_history.entries[0]
-    if base is None or base >= min(start, next_offset):
-        return epoch_history
-    runs: dict[LeaderEpoch, Offset] = {}
-    descriptor = os.open(
-        os.path.join(directory, segment_file_name(base, FileKind.LOG)), os.O_RDONLY | os.O_CLOEXEC
-    )
-    try:
-        size = os.fstat(descriptor).st_size
-        for _, header in walk_headers(lambda at, length: os.pread(descriptor, length, at), size):
-            if header.base_offset >= start:
-                break
-            runs.setdefault(LeaderEpoch(header.leader_epoch), Offset(header.base_offset))
-    except DamagedSegmentError:  # the comparison goes on with the checkpoint alone
-        return epoch_history
-    finally:
-        os.close(descriptor)
-    runs.setdefault(epoch, start)
-    return EpochHistory((*runs.items(), *epoch_history.entries[1:]))
 
 
 def latest_divergence(
@@ -203,21 +166,6 @@ def check_stored_segment(
         )
 
 
-def _newest_segment(directory: str, active: BaseOffset) -> BaseOffset:
-    """Return the base offset of the last segment now; `active` if the directory is gone."""
-    return max(_live_segments(directory), default=active)  # a missing file raises in its reader
-
-
-def _live_segments(directory: str) -> list[BaseOffset]:
-    """Return the base offsets of the segments in the log; none if the directory is gone."""
-    names = (parse_segment_file_name(name) for name in list_names(directory))
-    return [
-        name.base_offset
-        for name in names
-        if name is not None and name.kind is FileKind.LOG and not name.deleted
-    ]
-
-
 def log_end_offset(directory: str, active: BaseOffset) -> Offset:
     """Read the headers of the active segment, and return the end of its last whole batch.
 
@@ -231,17 +179,11 @@ def _walk(
     directory: str, active: BaseOffset, archived: Offset, leads: LeaderEpoch = UNKNOWN_EPOCH
 ) -> tuple[Offset, BatchPosition]:
     """Return the ends of the last whole batch, and of the last one up to the offset `archived`."""
-    path = os.path.join(directory, segment_file_name(active, FileKind.LOG))
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     end = below = Offset(active)
     position = 0
-    try:
-        status = os.fstat(descriptor)
-        file = LogFile(status.st_dev, status.st_ino, topic_id_in(directory))
-        for at, header in WholeBatches(descriptor, status.st_size):
+    with open_log(directory, active, topic_id_in(directory)) as log:
+        for at, header in log.batches():
             end = header.next_offset
             if end <= archived:
                 below, position = end, at + header.length
-        return end, BatchPosition(active, file, leads, below, position)
-    finally:
-        os.close(descriptor)
+        return end, BatchPosition(active, log.file, leads, below, position)

@@ -3,7 +3,8 @@
 The broker drops entries from the front of `leader-epoch-checkpoint` as the log start moves. The
 dropped entries still show which leader wrote the archived records, and whether a deleted segment
 was a part of the log. So the sidecar reads the file at each listing, and remembers its entries.
-With a spool it remembers them over a restart, too.
+With a spool it remembers them over a restart, too. Batches that are still in the log show dropped
+entries as well (`from_first_batch`).
 """
 
 import os
@@ -16,8 +17,14 @@ from sidetier.segments.epoch_history import (
     parse_leader_epoch_checkpoint,
     with_earlier_epochs,
 )
-from sidetier.segments.errors import SegmentGoneError
-from sidetier.uploader.watching.disk import EPOCH_CHECKPOINT_NAME, read_text
+from sidetier.segments.errors import DamagedSegmentError, SegmentGoneError
+from sidetier.segments.offsets import LeaderEpoch, Offset
+from sidetier.uploader.watching.disk import (
+    EPOCH_CHECKPOINT_NAME,
+    open_log,
+    read_text,
+    segment_bases,
+)
 
 
 class RememberedEpochs:
@@ -97,3 +104,44 @@ def read_local_epochs(directory: str) -> EpochHistory:
         return parse_leader_epoch_checkpoint(read_text(path), path)
     except (FileNotFoundError, NotADirectoryError):
         raise SegmentGoneError(f"{path} is gone: the topic was deleted or moved away") from None
+
+
+def from_first_batch(directory: str, history: EpochHistory) -> EpochHistory:
+    """Return the epoch history of a log from its first batch on. Where DeleteRecords has moved the
+    log start, it has cut the checkpoint, and the batches below show what was cut.
+
+    Batches that are not whole show nothing: then the result is `history`.
+
+    Args:
+        directory: The partition's directory.
+        history: The checkpoint, which is not empty.
+
+    Raises:
+        DamagedSegmentError: The batches contradict the checkpoint.
+        UnsupportedFormatError: Message format v0 or v1.
+        OSError: A file cannot be read.
+    """
+    first, end = history.entries[0]
+    found: dict[LeaderEpoch, Offset] = {}
+    newest = LeaderEpoch(-1)
+    for base in segment_bases(directory):
+        if base >= end:
+            break
+        with open_log(directory, base) as log:
+            batches = log.batches()
+            for _, header in batches:
+                at = header.base_offset
+                if at >= end:
+                    break
+                if not newest <= header.leader_epoch <= first:
+                    raise DamagedSegmentError(
+                        f"{directory}: the batch at offset {at} is of leader epoch "
+                        f"{header.leader_epoch}, after {newest}, and the checkpoint begins with "
+                        f"epoch {first} at offset {end}"
+                    )
+                newest = header.leader_epoch
+                found.setdefault(newest, at)
+        if not batches.whole and batches.end < end:
+            return history
+    found.setdefault(first, end)
+    return EpochHistory((*found.items(), *history.entries[1:]))

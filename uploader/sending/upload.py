@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sidetier.archive.objects.acknowledgements import acknowledged_gaps, covering
-from sidetier.leadership.port import LedLogSource
+from sidetier.leadership.port import LogOffsetSource
 from sidetier.segments.errors import SegmentError, UnsupportedFormatError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import OPTIONAL_KINDS, FileKind
@@ -40,7 +40,12 @@ from sidetier.segments.txn_index import (
 )
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.errors import StoredOtherwiseError, UnarchivableError
-from sidetier.uploader.gates.committed_range import CommittedRange, NotCommittedError, refusal
+from sidetier.uploader.gates.committed_range import (
+    CommittedRange,
+    NotCommittedError,
+    ReadLog,
+    confirm,
+)
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.sending.conditional_put import FileToStore, store_file
@@ -55,7 +60,6 @@ from sidetier.uploader.sending.verify import (
 )
 from sidetier.uploader.state.plan import Conflict, PlannedSegment
 from sidetier.uploader.state.segment import StoredSegment
-from sidetier.uploader.watching.disk import log_file
 
 _PIECE_BYTES: Final = 64 * 1024
 
@@ -226,7 +230,7 @@ class Uploader:
     """Uploads segments. Each thread uses one chunk of memory for segments of any size."""
 
     rules: ReadingRules
-    led_logs: LedLogSource | None = None
+    log_offsets: LogOffsetSource | None = None
     """Asks the own broker; None where nothing is archived early."""
     _local: threading.local = field(default_factory=threading.local)
 
@@ -314,21 +318,18 @@ class Uploader:
         )
 
     def _confirm(self, to: Destination, early: CommittedRange, verified: VerifiedSegment) -> None:
-        """Ask the broker again after a part of the active segment was read, then look again.
-
-        The look comes last: brokers answer by name, so the answer before it is about the topic
-        whose directory is still there.
+        """Ask and look again after a part of the active segment was read.
 
         Raises:
             NotCommittedError: the bytes must not be stored.
             BrokerError: the broker does not answer.
         """
-        tp, again = to.topic_partition, None
-        if self.led_logs is not None:
-            epochs = {tp: early.leader_epoch}
-            again = self.led_logs.led_logs(epochs, stable=False).get(tp)
-        file = None if to.directory is None else log_file(to.directory, early.segment)
-        reason = refusal(early, verified.epochs, verified.read_to, again, file)
+        tp = to.topic_partition
+        if self.log_offsets is None or to.directory is None:
+            raise NotCommittedError(f"{tp}: its directory is gone, or no broker can be asked")
+        read = early, verified.epochs, verified.read_to
+        log = ReadLog(tp, to.directory, early.file.topic_id, early.leader_epoch, *read)
+        [reason] = confirm(self.log_offsets, [log])
         if reason is not None:
             raise NotCommittedError(f"{tp}: {reason}")
 

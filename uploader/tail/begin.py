@@ -20,9 +20,9 @@ from sidetier.segments.epoch_history import EpochHistory, contradiction
 from sidetier.segments.errors import ArchiveError
 from sidetier.segments.offsets import MAX_OFFSET, Offset, OffsetRange, TopicPartition
 from sidetier.segments.producer_snapshot import OpenTransaction
+from sidetier.uploader.gates.remembered_epochs import from_first_batch
 from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.progress import Reached
-from sidetier.uploader.tail.ranges import history_from
 
 log: Final = structlog.get_logger()
 _CLOCKS_MS: Final = 60_000
@@ -86,7 +86,7 @@ def find_begin(
         StorageError, ArchiveError: The gaps cannot be read.
         SegmentError, OSError: The log cannot be read.
     """
-    history = history_from(led.directory, history)
+    history = from_first_batch(led.directory, history)
     # Where retention has cut the history, nothing may be guessed about what is below.
     cut_at = history.entries[0][1]
     own = PackedRow(None, claim(led.tp, led.topic_id, history, cut_at, Offset(0)))

@@ -6,24 +6,26 @@ broker does not truncate. Otherwise the place is found by its offset.
 """
 
 import os
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from sidetier.leadership.port import LedLog
 from sidetier.segments.batches import check_crc, split_batches
 from sidetier.segments.epoch_history import Entry, EpochHistory
 from sidetier.segments.errors import DamagedSegmentError, SegmentError, UnsupportedFormatError
 from sidetier.segments.headers import HEADER_BYTES, BatchHeader, parse_batch_header
 from sidetier.segments.indexes import position_at_or_below
-from sidetier.segments.listing import read_listing
 from sidetier.segments.names import FileKind, segment_file_name
-from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
+from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.segments.producer_snapshot import OpenTransaction, open_transactions
 from sidetier.segments.transactions import Marker, TransactionTracker, read_marker
 from sidetier.segments.txn_index import AbortedTxn
-from sidetier.uploader.gates.committed_range import CommittedRange, NotCommittedError, choose
-from sidetier.uploader.watching.disk import BatchPosition, LogFile, WholeBatches, list_names
+from sidetier.uploader.gates.committed_range import (
+    CommittedRange,
+    LedLog,
+    NotCommittedError,
+    choose,
+)
+from sidetier.uploader.watching.disk import BatchPosition, OpenLog, open_log, segment_bases
 
 _MAX_SNAPSHOT_BYTES: Final = 64 << 20
 
@@ -114,13 +116,6 @@ def _find_by_offset(
     return None
 
 
-def segment_bases(directory: str) -> list[BaseOffset]:
-    """Return the base offsets of the live segments, ascending."""
-    listing = read_listing(list_names(directory))
-    live = [each.base_offset for each in listing.closed if not each.marked_for_deletion]
-    return live if listing.active is None else [*live, listing.active]
-
-
 class _Searched(NamedTuple):
     """The range of a segment; otherwise whether it has whole batches up to its end, and where the
     last one ends.
@@ -140,43 +135,30 @@ def _find_in(  # noqa: PLR0913, PLR0917 - the arguments of `find_range`, and the
     max_bytes: int,
     known: BatchPosition | None,
 ) -> _Searched:
-    descriptor = _open(directory, base, FileKind.LOG)
-    try:
-        status = os.fstat(descriptor)
-        file = LogFile(status.st_dev, status.st_ino, topic_id)
+    with open_log(directory, base, topic_id) as log:
         if known is None:
-            position = _hinted_position(directory, base, descriptor, start)
-        elif known.file == file:
+            position = _hinted_position(directory, log, start)
+        elif known.file == log.file:
             position = known.position
         else:
             return _Searched(None, whole=False, end=start)
-        batches = WholeBatches(descriptor, status.st_size, position)
-        # Any control batch counts: the aborted transactions of a tail do not come from `.txnindex`.
-        led = led._replace(last_stable=led.high_watermark)
-        found = choose(batches, base, start, led, file, max_bytes)
+        batches = log.batches(position)
+        found = choose(batches, base, start, led, log.file, max_bytes)
         return _Searched(found, batches.whole, batches.end)
-    finally:
-        os.close(descriptor)
 
 
-def _open(directory: str, base: BaseOffset, kind: FileKind) -> int:
-    path = os.path.join(directory, segment_file_name(base, kind))
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _hinted_position(directory: str, base: BaseOffset, descriptor: int, offset: Offset) -> int:
+def _hinted_position(directory: str, log: OpenLog, offset: Offset) -> int:
     """Return where a batch at or below `offset` begins, found through the offset index, or 0.
 
     Kafka truncates an index without writing over its last entries, so an entry may lead into a
     batch. So the batches from the entry before it must lead to it.
     """
+    base = log.segment
     if offset <= base:
         return 0
-    try:
-        index = _open(directory, base, FileKind.INDEX)
-    except OSError:
-        return 0
-    try:
+    path = os.path.join(directory, segment_file_name(base, FileKind.INDEX))
+    with suppress(OSError), open(path, "rb", buffering=0) as file:
+        index = file.fileno()
         size = os.fstat(index).st_size
 
         def at_or_below(wanted: int) -> int:
@@ -185,17 +167,13 @@ def _hinted_position(directory: str, base: BaseOffset, descriptor: int, offset: 
             )
 
         position = at_or_below(offset)
-        header = _header_at(descriptor, position)
+        header = _header_at(log.descriptor, position)
         if not position or header is None or not base <= header.base_offset <= offset:
             return 0
-        before = at_or_below(header.base_offset - 1)
-        end = os.fstat(descriptor).st_size
-        for at, _ in WholeBatches(descriptor, end, before):
+        for at, _ in log.batches(at_or_below(header.base_offset - 1)):
             if at >= position:
                 return position if at == position else 0
-        return 0
-    finally:
-        os.close(index)
+    return 0
 
 
 def _header_at(descriptor: int, position: int) -> BatchHeader | None:
@@ -224,14 +202,10 @@ def read_range(
             history said: the bytes were torn, or the log was truncated.
         OSError: The segment cannot be read.
     """
-    descriptor = _open(directory, wanted.segment, FileKind.LOG)
-    try:
-        status = os.fstat(descriptor)
-        if (status.st_dev, status.st_ino) != (wanted.file.device, wanted.file.inode):
+    with open_log(directory, wanted.segment, wanted.file.topic_id) as log:
+        if log.file != wanted.file:
             raise NotCommittedError(f"{directory}: segment {wanted.segment} is another file now")
-        data = _read_all(descriptor, wanted.position, wanted.size)
-    finally:
-        os.close(descriptor)
+        data = _read_all(log.descriptor, wanted.position, wanted.size)
     try:
         return _checked(wanted, data, history, open_before)
     except NotCommittedError:
@@ -289,52 +263,6 @@ def _checked(
     )
 
 
-def history_from(directory: str, history: EpochHistory) -> EpochHistory:
-    """Return the epoch history of a log from its first batch on. Where DeleteRecords has moved the
-    log start within a segment, it has cut the checkpoint, and the batches show what was cut.
-
-    Raises:
-        NotCommittedError: The batches contradict the checkpoint.
-        UnsupportedFormatError: Message format v0 or v1.
-        OSError: A file cannot be read.
-    """
-    first, end = history.entries[0]
-    bases = segment_bases(directory)
-    start = Offset(min(bases, default=end))
-    if start >= end:
-        return history
-    found: list[Entry] = []
-    for epoch, at in _epochs_below(directory, bases, end):
-        if found and found[-1][0] == epoch:
-            continue
-        if epoch > first or (found and epoch < found[-1][0]):
-            raise NotCommittedError(
-                f"{directory}: the batch at offset {at} is of leader epoch {epoch}, and the "
-                f"checkpoint begins with epoch {first} at offset {end}"
-            )
-        found.append((epoch, at if found else start))
-    if found and found[-1][0] == first:
-        return EpochHistory((*found, *history.entries[1:]))
-    return EpochHistory((*found, *history.entries))
-
-
-def _epochs_below(
-    directory: str, bases: Iterable[BaseOffset], end: Offset
-) -> Iterator[tuple[LeaderEpoch, Offset]]:
-    """Yield leader epoch and base offset of each batch below an offset."""
-    for base in bases:
-        if base >= end:
-            return
-        descriptor = _open(directory, base, FileKind.LOG)
-        try:
-            for _, header in WholeBatches(descriptor, os.fstat(descriptor).st_size):
-                if header.base_offset >= end:
-                    return
-                yield header.leader_epoch, header.base_offset
-        finally:
-            os.close(descriptor)
-
-
 def open_at(directory: str, offset: Offset) -> tuple[OpenTransaction, ...] | None:
     """Return the transactions that are open at an offset, from the producer snapshot of its segment
     and the batches behind it; None if no snapshot is there.
@@ -351,18 +279,15 @@ def open_at(directory: str, offset: Offset) -> tuple[OpenTransaction, ...] | Non
     if known is None or int(base) == offset:
         return known
     tracker = TransactionTracker(base, known)
-    descriptor = _open(directory, base, FileKind.LOG)
-    try:
-        for at, header in WholeBatches(descriptor, os.fstat(descriptor).st_size):
+    with open_log(directory, base) as log:
+        for at, header in log.batches():
             if header.base_offset >= offset:
                 break
             marker = Marker.NONE
             if header.is_control and header.is_transactional:
-                batch = os.pread(descriptor, header.length, at)
+                batch = os.pread(log.descriptor, header.length, at)
                 marker = read_marker(header, batch[HEADER_BYTES:])
             tracker.feed(header, marker)
-    finally:
-        os.close(descriptor)
     return tuple(tracker.open.values())
 
 

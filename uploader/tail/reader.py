@@ -1,20 +1,18 @@
-"""Read ranges that may be stored in the tail: ask, read, ask again, look again. The one place that
-does these steps in their order; `gates.committed_range` judges them.
-"""
+"""Read ranges that may be stored in the tail: ask, read, and `committed_range.confirm`."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from sidetier.archive.tail.pack import TailRow, claim, epochs_from, index_bytes
-from sidetier.leadership.port import LedLog, LogOffsetSource
+from sidetier.leadership.port import LogOffsetSource
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset
 from sidetier.segments.producer_snapshot import OpenTransaction
-from sidetier.uploader.gates.committed_range import refusal
+from sidetier.uploader.gates.committed_range import LedLog, ReadLog, confirm
 from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.ranges import TailRange, find_range, read_range
-from sidetier.uploader.watching.disk import BatchPosition, log_file, topic_id_in
+from sidetier.uploader.watching.disk import BatchPosition
 from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
 
 
@@ -40,6 +38,15 @@ class Candidate(NamedTuple):
             return index_bytes(self.history)
         epochs = epochs_from(self.history, self.read.wanted.start)
         return index_bytes(epochs, self.read.open, self.read.aborted)
+
+    @property
+    def log(self) -> ReadLog:
+        """What is to be confirmed."""
+        led, read = self.led, self.read
+        log = ReadLog(led.tp, led.directory, led.topic_id, led.leader_epoch)
+        if read is None:
+            return log
+        return log._replace(wanted=read.wanted, epochs=read.runs, end=read.end)
 
 
 class CommittedReader:
@@ -92,7 +99,8 @@ class CommittedReader:
             SegmentError: As `find_range` and `read_range`.
             OSError: A file cannot be read.
         """
-        led_log = LedLog(answer.offset, None, answer.leader_epoch)
+        # Any control batch counts: the aborted transactions of a tail do not come from `.txnindex`.
+        led_log = LedLog(answer.offset, answer.offset, answer.leader_epoch)
         wanted = find_range(led.directory, led.topic_id, start, led_log, max_bytes, position)
         if wanted is None:
             return None
@@ -111,31 +119,25 @@ class CommittedReader:
         """
         parts = list({candidate.led.tp: candidate.led for candidate in candidates}.values())
         starts = self.ask(OffsetKind.LOG_START, parts)
-        # The last one: it proves that what was answered and read before belongs to the epoch.
-        ends = self.ask(OffsetKind.HIGH_WATERMARK, parts)
-        answers = {part.tp: answered for part, *answered in zip(parts, starts, ends, strict=True)}
-        return [_row(candidate, *answers[candidate.led.tp]) for candidate in candidates]
+        log_starts = {part.tp: start for part, start in zip(parts, starts, strict=True)}
+        # Last: it proves that what was answered and read before belongs to the epoch.
+        reasons = confirm(self._source, [candidate.log for candidate in candidates])
+        return [
+            _row(candidate, log_starts[candidate.led.tp], reason)
+            for candidate, reason in zip(candidates, reasons, strict=True)
+        ]
 
 
 def _row(
-    candidate: Candidate,
-    log_start: AnsweredOffset | SidetierError,
-    end: AnsweredOffset | SidetierError,
+    candidate: Candidate, log_start: AnsweredOffset | SidetierError, reason: str | None
 ) -> TailRow | str:
     led, history, read, last_stable = candidate
     if not isinstance(log_start, AnsweredOffset):
         return f"the broker does not answer for the log start: {log_start}"
-    again = LedLog(end.offset, None, end.leader_epoch) if isinstance(end, AnsweredOffset) else end
-    if read is None:
-        if not isinstance(again, LedLog) or again.leader_epoch != led.leader_epoch:
-            return f"the broker does not confirm leader epoch {led.leader_epoch}: {again}"
-        if topic_id_in(led.directory) != led.topic_id:
-            return f"{led.directory} belongs to another topic than {led.topic_id}"
-        return claim(led.tp, led.topic_id, history, log_start.offset, last_stable)
-    file = log_file(led.directory, read.wanted.segment)
-    reason = refusal(read.wanted, read.runs, read.end, again, file)
     if reason is not None:
         return reason
+    if read is None:
+        return claim(led.tp, led.topic_id, history, log_start.offset, last_stable)
     return TailRow(
         led.tp,
         led.topic_id,

@@ -4,12 +4,14 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from sidetier.config.startup import META_PROPERTIES
 from sidetier.segments.errors import DamagedSegmentError, SegmentError, UnsupportedFormatError
 from sidetier.segments.headers import HEADER_BYTES, BatchHeader, check_beginning, walk_headers
+from sidetier.segments.listing import read_listing
 from sidetier.segments.names import (
     DirectoryState,
     FileKind,
@@ -254,6 +256,46 @@ class WholeBatches:
                 yield at, header
         except DamagedSegmentError:
             self.whole = False
+
+
+class OpenLog(NamedTuple):
+    """A `.log` that is open for reading, as it was when it was opened.
+
+    Attributes:
+        segment: Base offset of the segment.
+        descriptor: The open file.
+        size: Its size in bytes.
+        file: Which file it is.
+    """
+
+    segment: BaseOffset
+    descriptor: int
+    size: int
+    file: LogFile
+
+    def batches(self, start: int = 0) -> WholeBatches:
+        """Return the batches from the one at position `start` on."""
+        return WholeBatches(self.descriptor, self.size, start)
+
+
+@contextmanager
+def open_log(directory: str, segment: BaseOffset, topic_id: str | None = None) -> Iterator[OpenLog]:
+    """Open the `.log` of a live segment. `topic_id` is taken over as given. Raises OSError."""
+    path = os.path.join(directory, segment_file_name(segment, FileKind.LOG))
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        file = LogFile(status.st_dev, status.st_ino, topic_id)
+        yield OpenLog(segment, descriptor, status.st_size, file)
+    finally:
+        os.close(descriptor)
+
+
+def segment_bases(directory: str) -> list[BaseOffset]:
+    """Return the base offsets of the live segments, ascending; none if the directory is gone."""
+    listing = read_listing(list_names(directory))
+    live = [each.base_offset for each in listing.closed if not each.marked_for_deletion]
+    return live if listing.active is None else [*live, listing.active]
 
 
 def log_file(directory: str, base: BaseOffset) -> LogFile | None:

@@ -10,7 +10,6 @@ from sidetier.config.retention import LocalRetentionConfig
 from sidetier.leadership.port import (
     HighWatermark,
     LeadershipView,
-    LedLog,
     ReadGroups,
     RecordDeletion,
     TopicConfig,
@@ -33,6 +32,7 @@ from sidetier.uploader.context import DaemonContext
 from sidetier.uploader.engine import Engine, Incoming
 from sidetier.uploader.watching.log_dirs import LogDirs
 from sidetier.uploader.workers import WorkerPool
+from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
 from tests.harness.daemons import LAYOUT, LeadershipByHand, place_of, uploader_config
 from tests.harness.simulation.disk import FaultyDisk, Machine
 from tests.harness.simulation.network import Fate, Request, Run, SteppedPool, ask
@@ -75,27 +75,28 @@ class _Brokers:
         ask(Request("offsets", "", lambda: None, LeadershipUnavailableError))
         return answer
 
-    def led_logs(
-        self, epochs: Mapping[TopicPartition, LeaderEpoch], *, stable: bool = True
-    ) -> Mapping[TopicPartition, LedLog | SidetierError]:
-        del stable
-
+    def offsets(
+        self, kind: OffsetKind, partitions: Sequence[tuple[TopicPartition, LeaderEpoch]]
+    ) -> Sequence[AnsweredOffset | SidetierError]:
         def arrive() -> object:
             if self.isolated is not None:
                 raise BrokerUnavailableError("isolated")
             by_name = {partition.tp: partition for partition in self._partitions}
-            return {tp: self._led(by_name[tp], epoch) for tp, epoch in epochs.items()}
+            return [self._answer(kind, by_name[tp], epoch) for tp, epoch in partitions]
 
         answers = ask(Request("offsets", "", arrive, BrokerUnavailableError))
-        return cast("Mapping[TopicPartition, LedLog | SidetierError]", answers)
+        return cast("Sequence[AnsweredOffset | SidetierError]", answers)
 
-    def _led(self, partition: Replicated, epoch: LeaderEpoch) -> LedLog | SidetierError:
+    def _answer(
+        self, kind: OffsetKind, partition: Replicated, epoch: LeaderEpoch
+    ) -> AnsweredOffset | SidetierError:
         if (partition.leader, partition.epoch) != (self._broker, epoch):
             return LeadershipError("FENCED_LEADER_EPOCH")
         end = partition.high_watermark
-        open_from = open_transaction(partition.replicas[self._broker].batches, end)
-        stable = end if open_from is None else open_from
-        return LedLog(Offset(end), Offset(stable), epoch)
+        if kind is OffsetKind.LAST_STABLE:
+            open_from = open_transaction(partition.replicas[self._broker].batches, end)
+            end = end if open_from is None else open_from
+        return AnsweredOffset(Offset(end), epoch)
 
     def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
         return dict.fromkeys(topics, self._partitions[0].config)
@@ -180,7 +181,7 @@ class Sidecar:
                     {"topics": ["t"] if world.local_retention else [], "bytes": 0, "interval": 1}
                 ),
                 record_deleter=self.brokers,
-                led_logs=self.brokers,
+                log_offsets=self.brokers,
                 broker_id=BrokerId(broker),
                 cluster=LAYOUT.cluster,
                 metrics=_METRICS,

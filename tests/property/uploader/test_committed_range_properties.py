@@ -12,13 +12,18 @@ import pytest
 from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
 
-from sidetier.leadership.port import LedLog
 from sidetier.segments.errors import DamagedSegmentError, LeadershipError, SidetierError
 from sidetier.segments.headers import BatchHeader, parse_batch_header
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
 from sidetier.uploader.gates import committed_range
-from sidetier.uploader.gates.committed_range import CommittedRange, NotCommittedError, choose
+from sidetier.uploader.gates.committed_range import (
+    CommittedRange,
+    LedLog,
+    NotCommittedError,
+    choose,
+)
 from sidetier.uploader.watching.disk import LogFile
+from sidetier.wire.log_offsets import AnsweredOffset
 from tests.harness.batches import make_batch
 
 Refusal = Callable[..., str | None]
@@ -86,11 +91,10 @@ class Log:
 
     # What the sidecar sees -----------------------------------------------------------------------
 
-    def ask(self, epoch: int) -> LedLog | SidetierError:
+    def ask(self, epoch: int) -> AnsweredOffset | SidetierError:
         if not self.leads or epoch != self.epoch:
             return LeadershipError(f"not the leader in epoch {epoch}")
-        end = Offset(self.high_watermark)
-        return LedLog(end, end, LeaderEpoch(self.epoch))
+        return AnsweredOffset(Offset(self.high_watermark), LeaderEpoch(self.epoch))
 
     def walk(self) -> Iterator[tuple[int, BatchHeader]]:
         position = 0
@@ -137,11 +141,12 @@ def stores_only_committed(moments: list[list[str]], start: int, refusal: Refusal
     log.lead()
     epoch = LeaderEpoch(log.epoch)
     answer = log.ask(epoch)
-    assert isinstance(answer, LedLog)
+    assert isinstance(answer, AnsweredOffset)
+    led = LedLog(answer.offset, answer.offset, answer.leader_epoch)
     play(log, asked)
     topic, file = log.topic, log.look()
     try:
-        wanted = choose(log.walk(), BaseOffset(0), Offset(start), answer, file, 1 << 20)
+        wanted = choose(log.walk(), BaseOffset(0), Offset(start), led, file, 1 << 20)
     except (NotCommittedError, DamagedSegmentError):
         return
     if wanted is None:
@@ -182,7 +187,7 @@ def without_the_second_ask(
     wanted: CommittedRange, runs: object, end: object, again: object, file: object
 ) -> str | None:
     del again
-    said = LedLog(wanted.end, wanted.end, wanted.leader_epoch)
+    said = AnsweredOffset(wanted.end, wanted.leader_epoch)
     return committed_range.refusal(wanted, runs, end, said, file)  # type: ignore[arg-type]
 
 

@@ -64,8 +64,8 @@ _ROUNDS_TO_SETTLE = 3
 _ROUNDS_TO_LOOK_PAST_A_HALT = 8
 _STARTS_TO_SETTLE = 5
 _IDLE_ROUNDS = 2
-_STEPS_TO_A_PART = 12
-"""Steps in which a sidecar reads an archive, asks its broker, and reads a part."""
+_STEPS_TO_A_PART = 13
+"""Steps in which a sidecar reads an archive, asks its broker twice, and reads a part."""
 _MORE_ROUNDS = 4
 _IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - mkdtemp's own names
 

@@ -25,7 +25,6 @@ from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow
 from sidetier.archive.tail.needed_rows import Need, need_of
 from sidetier.archive.tail.pack import TailRow
 from sidetier.archive.tail.read import read_rows
-from sidetier.leadership.port import LedLog
 from sidetier.segments.batches import split_batches
 from sidetier.segments.epoch_history import (
     NO_EPOCHS,
@@ -43,7 +42,6 @@ from sidetier.uploader.gates import committed_range
 from sidetier.uploader.gates.committed_range import CommittedRange
 from sidetier.uploader.tail import begin as begin_module
 from sidetier.uploader.tail import cleaning as cleaning_module
-from sidetier.uploader.tail import reader as reader_module
 from sidetier.uploader.tail.begin import TailBegin
 from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.cleaning import TailCleaner
@@ -51,7 +49,7 @@ from sidetier.uploader.tail.copying import PackCopy
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace
 from sidetier.uploader.watching.disk import LogFile
-from sidetier.wire.log_offsets import OffsetKind
+from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
 from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import PartitionLog
 from tests.harness.tail_writing import (
@@ -409,7 +407,7 @@ def _without_second_ask(
     _: object,
     file: LogFile | None,
 ) -> str | None:
-    agreed = LedLog(wanted.end, wanted.end, wanted.leader_epoch)
+    agreed = AnsweredOffset(wanted.end, wanted.leader_epoch)
     return _refusal(wanted, epochs, end, agreed, file)
 
 
@@ -417,7 +415,7 @@ def _without_look_again(
     wanted: CommittedRange,
     epochs: Sequence[Entry],
     end: Offset | None,
-    again: LedLog | SidetierError | None,
+    again: AnsweredOffset | SidetierError,
     _: object,
 ) -> str | None:
     return _refusal(wanted, epochs, end, again, wanted.file)
@@ -441,10 +439,10 @@ def _without_the_first(
 @contextmanager
 def _mutant(patch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
     if name == "without the second ask":
-        patch.setattr(reader_module, "refusal", _without_second_ask)
+        patch.setattr(committed_range, "refusal", _without_second_ask)
     elif name == "without the look again":
-        patch.setattr(reader_module, "refusal", _without_look_again)
-        patch.setattr(reader_module, "topic_id_in", lambda _: None)
+        patch.setattr(committed_range, "refusal", _without_look_again)
+        patch.setattr(committed_range, "topic_id_in", lambda _: None)
     elif name == "without claims":
         patch.setattr(begin_module, "TailBegin", _without_claim)
     elif name == "cleaning drops what lies below the archive end":

@@ -5,19 +5,24 @@ from dataclasses import replace
 
 import pytest
 
-from sidetier.leadership.port import LedLog
 from sidetier.segments.epoch_history import Entry
 from sidetier.segments.errors import LeadershipError, SidetierError
 from sidetier.segments.headers import CONTROL, TRANSACTIONAL, BatchHeader, walk_headers
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
 from sidetier.uploader.gates.committed_range import (
     CommittedRange,
+    LedLog,
     NotCommittedError,
+    ReadLog,
     choose,
+    confirm,
     refusal,
 )
-from sidetier.uploader.watching.disk import LogFile
+from sidetier.uploader.watching.disk import LogFile, log_file
+from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
 from tests.harness.batches import make_batch, pread_of
+from tests.harness.daemons import OffsetsByHand
+from tests.harness.log_dir import LogDir, PartitionLog
 
 FILE = LogFile(1, 2, "topic")
 EPOCH = LeaderEpoch(3)
@@ -27,6 +32,10 @@ MARKER = TRANSACTIONAL | CONTROL
 def led(high_watermark: int, last_stable: int | None = None, epoch: int = EPOCH) -> LedLog:
     stable = high_watermark if last_stable is None else last_stable
     return LedLog(Offset(high_watermark), Offset(stable), LeaderEpoch(epoch))
+
+
+def again(high_watermark: int, epoch: int = EPOCH) -> AnsweredOffset:
+    return AnsweredOffset(Offset(high_watermark), LeaderEpoch(epoch))
 
 
 def log_of(*batches: tuple[int, int, int] | tuple[int, int, int, int]) -> bytes:
@@ -122,11 +131,10 @@ def test_last_marker_waits_until_its_index_entry_is_certain(last_stable: int, en
     assert found.end == 32
 
 
-@pytest.mark.parametrize("answer", [led(1, 0), LedLog(Offset(1), None, EPOCH)])
-def test_marker_alone_waits_with_a_reason(answer: LedLog) -> None:
+def test_marker_alone_waits_with_a_reason() -> None:
     """It may wait for long, while a transaction hangs."""
     with pytest.raises(NotCommittedError, match="another transaction is open"):
-        chosen(log_of((0, 1, 3, MARKER)), 0, answer)
+        chosen(log_of((0, 1, 3, MARKER)), 0, led(1, 0))
 
 
 WANTED = CommittedRange(BaseOffset(0), Offset(10), Offset(40), 100, 300, EPOCH, FILE)
@@ -135,27 +143,26 @@ FALLING: tuple[Entry, ...] = ((EPOCH, Offset(10)), (LeaderEpoch(2), Offset(20)))
 
 
 @pytest.mark.parametrize(
-    ("epochs", "end", "again", "file", "text"),
+    ("epochs", "end", "answer", "file", "text"),
     [
-        (READ, 40, led(40), FILE, None),
-        (READ, 40, led(99, 12), FILE, None),  # the log grows, and transactions are open
-        (READ, 40, None, FILE, "does not confirm"),
+        (READ, 40, again(40), FILE, None),
+        (READ, 40, again(99), FILE, None),  # the log grows
         (READ, 40, LeadershipError("fenced"), FILE, "fenced"),
-        (READ, 40, led(40, epoch=4), FILE, "reports epoch 4"),
-        (READ, 40, led(39), FILE, "high watermark 39"),
-        (READ, 40, led(40), None, "the path leads to None"),
-        (READ, 40, led(40), FILE._replace(inode=9), "the path leads to"),
-        (READ, 40, led(40), FILE._replace(device=9), "the path leads to"),
-        (READ, 40, led(40), FILE._replace(topic_id="another"), "another"),
-        (READ, 40, led(40), FILE._replace(topic_id=None), "the path leads to"),
-        (READ, 30, led(40), FILE, "others were read"),
-        ((), None, led(40), FILE, "others were read"),
-        (((EPOCH, Offset(9)),), 40, led(40), FILE, "others were read"),
-        (((LeaderEpoch(4), Offset(10)),), 40, led(40), FILE, "leader epochs [4]"),
+        (READ, 40, again(40, epoch=4), FILE, "reports epoch 4"),
+        (READ, 40, again(39), FILE, "high watermark 39"),
+        (READ, 40, again(40), None, "the path leads to None"),
+        (READ, 40, again(40), FILE._replace(inode=9), "the path leads to"),
+        (READ, 40, again(40), FILE._replace(device=9), "the path leads to"),
+        (READ, 40, again(40), FILE._replace(topic_id="another"), "another"),
+        (READ, 40, again(40), FILE._replace(topic_id=None), "the path leads to"),
+        (READ, 30, again(40), FILE, "others were read"),
+        ((), None, again(40), FILE, "others were read"),
+        (((EPOCH, Offset(9)),), 40, again(40), FILE, "others were read"),
+        (((LeaderEpoch(4), Offset(10)),), 40, again(40), FILE, "leader epochs [4]"),
         (
             ((EPOCH, Offset(10)), (LeaderEpoch(2), Offset(20))),
             40,
-            led(40),
+            again(40),
             FILE,
             "leader epochs [3, 2]",
         ),
@@ -164,12 +171,12 @@ FALLING: tuple[Entry, ...] = ((EPOCH, Offset(10)), (LeaderEpoch(2), Offset(20)))
 def test_bytes_count_only_with_all_steps_of_the_rule(
     epochs: tuple[Entry, ...],
     end: int | None,
-    again: LedLog | SidetierError | None,
+    answer: AnsweredOffset | SidetierError,
     file: LogFile | None,
     text: str | None,
 ) -> None:
     until = None if end is None else Offset(end)
-    reason = refusal(WANTED, epochs, until, again, file)
+    reason = refusal(WANTED, epochs, until, answer, file)
     if text is None:
         assert reason is None
     else:
@@ -180,5 +187,40 @@ def test_bytes_count_only_with_all_steps_of_the_rule(
 def test_broker_without_topic_ids_is_known_by_the_file_alone() -> None:
     old = FILE._replace(topic_id=None)
     wanted = replace(WANTED, file=old)
-    assert refusal(wanted, READ, Offset(40), led(40), old) is None
-    assert refusal(wanted, READ, Offset(40), led(40), FILE) is not None
+    assert refusal(wanted, READ, Offset(40), again(40), old) is None
+    assert refusal(wanted, READ, Offset(40), again(40), FILE) is not None
+
+
+def test_one_request_confirms_all_and_the_look_follows_its_answer(
+    log_dir: LogDir, log: PartitionLog
+) -> None:
+    """A topic that is created again has leader epoch 0 again, so only the look shows it."""
+    log.append(10)
+    file, epoch = log_file(str(log.path), log.active), LeaderEpoch(0)
+    assert file is not None
+    size = log.file(log.active).stat().st_size
+    wanted = CommittedRange(log.active, Offset(0), Offset(10), 0, size, epoch, file)
+    claim = ReadLog(log.tp, str(log.path), log.topic_id, epoch)
+    read = claim._replace(wanted=wanted, epochs=((epoch, Offset(0)),), end=Offset(10))
+    source = OffsetsByHand([log_dir])
+    assert confirm(source, [claim, read]) == [None, None]
+    assert source.asked == [(OffsetKind.HIGH_WATERMARK, 1)]
+
+    def reasons() -> list[str]:
+        return [reason or "" for reason in confirm(source, [claim, read])]
+
+    source.high_watermarks[log.tp] = 9
+    assert [text[-18:] for text in reasons()] == ["", "e high watermark 9"]
+    del source.high_watermarks[log.tp]
+    log.epoch = LeaderEpoch(1)
+    assert all("does not confirm leader epoch 0" in text for text in reasons())
+    log.epoch = epoch
+
+    def recreate() -> None:
+        log.delete_topic()
+        log_dir.create(log.tp.topic, topic_id="AAAAAAAAAAAAAAAAAAAAAg").append(10)
+
+    source.before[OffsetKind.HIGH_WATERMARK] = [recreate]
+    claimed, stored = reasons()
+    assert "belongs to another topic" in claimed
+    assert "the path leads to" in stored

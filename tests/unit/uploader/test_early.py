@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sidetier.config.uploader import EarlyConfig, EarlyLimits
-from sidetier.leadership.port import LedLog, TopicConfig
+from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import (
     AccessDeniedError,
     BrokerUnavailableError,
@@ -26,14 +26,15 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.txn_index import AbortedTxn, encode_txn_index, parse_txn_index
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import Body
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import PartitionState
 from sidetier.uploader import engine
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.clock import SYSTEM_CLOCK
-from sidetier.uploader.early import EarlySegments, EarlyWanted, find_range, is_due
+from sidetier.uploader.early import EarlySegments, EarlyWanted, find_part, is_due
 from sidetier.uploader.gates import committed_range
-from sidetier.uploader.gates.committed_range import CommittedRange
+from sidetier.uploader.gates.committed_range import CommittedRange, LedLog
 from sidetier.uploader.log_tail import LogTail
 from sidetier.uploader.sending.upload import Uploader
 from sidetier.uploader.state.following import Following
@@ -42,12 +43,13 @@ from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import Timeline, TrackedSegment
 from sidetier.uploader.unexpected import UnexpectedErrors
 from sidetier.uploader.watching.disk import WholeBatches, log_file
+from sidetier.wire.log_offsets import OffsetKind
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.batches import make_batch
 from tests.harness.daemons import (
     ConfigsByHand,
     LeadershipByHand,
-    LedLogsByHand,
+    OffsetsByHand,
     RunningDaemon,
     Site,
     is_killed_before,
@@ -64,6 +66,8 @@ if TYPE_CHECKING:
 
     from sidetier.uploader.workers import WorkerPool
 
+ASK = OffsetKind.HIGH_WATERMARK
+"""The first question before the reading, and the one after it."""
 EARLY = {"topics": ["t"], "bytes": 500, "age": 3600}
 """A part has two batches of 296 bytes, of five records each."""
 
@@ -78,11 +82,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def led(site: Site) -> LedLogsByHand:
+def led(site: Site) -> OffsetsByHand:
     """The broker of the site, which archives topic t early."""
     site.settings["early"] = EARLY
     site.settings["rescan_interval"] = 0.1
-    site.led_logs = led = LedLogsByHand(site.log_dirs)
+    site.log_offsets = led = OffsetsByHand(site.log_dirs)
     return led
 
 
@@ -95,7 +99,7 @@ def stored_bytes(store: FakeStorage, log: PartitionLog) -> bytes:
 
 
 def test_active_segment_is_archived_and_continued_when_it_closes(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, led: LedLogsByHand
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, led: OffsetsByHand
 ) -> None:
     """No record twice, none missing, and the usual files beside each part."""
     log.closed_segment()
@@ -129,7 +133,7 @@ def test_active_segment_is_archived_and_continued_when_it_closes(
 
 
 def test_off_by_default_nothing_is_asked_or_read(
-    site: Site, log: PartitionLog, store: FakeStorage, led: LedLogsByHand
+    site: Site, log: PartitionLog, store: FakeStorage, led: OffsetsByHand
 ) -> None:
     del site.settings["early"]
     log.append(100)
@@ -139,7 +143,7 @@ def test_off_by_default_nothing_is_asked_or_read(
 
 
 def test_other_topics_are_not_archived_early(
-    site: Site, log_dir: LogDir, store: FakeStorage, log: PartitionLog, led: LedLogsByHand
+    site: Site, log_dir: LogDir, store: FakeStorage, log: PartitionLog, led: OffsetsByHand
 ) -> None:
     other = log_dir.create("other")
     other.append(50)
@@ -147,11 +151,11 @@ def test_other_topics_are_not_archived_early(
     with site.running() as running:
         wait_to(running, store, log, 50)
     assert stored_next(store, other.tp) is None
-    assert {tp.topic for asked in led.asked for tp in asked} == {"t"}
+    assert led.topics == {"t"}
 
 
 def test_records_above_the_high_watermark_wait(
-    site: Site, store: FakeStorage, log: PartitionLog, led: LedLogsByHand
+    site: Site, store: FakeStorage, log: PartitionLog, led: OffsetsByHand
 ) -> None:
     led.high_watermarks[log.tp] = 23
     log.append(50)
@@ -167,7 +171,7 @@ def test_compacted_topics_are_never_archived_early(
     site: Site,
     store: FakeStorage,
     log: PartitionLog,
-    led: LedLogsByHand,
+    led: OffsetsByHand,
 ) -> None:
     dues: list[bool] = []
     note = Partition.note_early
@@ -237,7 +241,7 @@ def test_nothing_is_asked_while_something_holds_the_partition_back(
     metrics = Metrics(CollectorRegistry())
     early = EarlySegments(
         EarlyConfig(topics=("t",), bytes=100, age=60.0),
-        LedLogsByHand([]),
+        OffsetsByHand([]),
         cast("WorkerPool[Any]", None),
         SYSTEM_CLOCK,
         metrics,
@@ -249,7 +253,7 @@ def test_nothing_is_asked_while_something_holds_the_partition_back(
 
 @pytest.mark.parametrize("answers", ["fenced", "away"])
 def test_part_that_is_not_confirmed_is_not_stored(
-    site: Site, store: FakeStorage, log: PartitionLog, led: LedLogsByHand, answers: str
+    site: Site, store: FakeStorage, log: PartitionLog, led: OffsetsByHand, answers: str
 ) -> None:
     """After the reading, the broker answers in a later epoch, or not at all."""
 
@@ -258,10 +262,10 @@ def test_part_that_is_not_confirmed_is_not_stored(
             raise BrokerUnavailableError("away for the test")
         log.epoch += 1
 
-    led.before = [lambda: None, move]
+    led.before[ASK] = [lambda: None, move]
     log.append(50)
     with site.running() as running:
-        running.wait(lambda: len(led.asked) >= 2, "the second question")
+        running.wait(lambda: led.asked.count((ASK, 1)) >= 2, "the second question")
         running.wait(
             lambda: site.registry.get_sample_value(
                 "sidetier_errors_total",
@@ -276,7 +280,7 @@ def test_part_that_is_not_confirmed_is_not_stored(
 
 
 def test_part_that_is_not_confirmed_after_it_was_sent_is_not_committed(
-    site: Site, store: FakeStorage, log: PartitionLog, led: LedLogsByHand
+    site: Site, store: FakeStorage, log: PartitionLog, led: OffsetsByHand
 ) -> None:
     """The file is read a second time to be sent. The next attempt finds the objects."""
     stored: list[bool] = []
@@ -287,7 +291,7 @@ def test_part_that_is_not_confirmed_after_it_was_sent_is_not_committed(
         if not confirmed.is_set():
             raise BrokerUnavailableError("away for the test")
 
-    led.before = [lambda: None, lambda: None, *[away] * 1000]
+    led.before[ASK] = [lambda: None, lambda: None, *[away] * 1000]
     log.append(10)
     with site.running() as running:
         running.wait(lambda: len(stored) > 1, "the next attempt")
@@ -299,7 +303,7 @@ def test_part_that_is_not_confirmed_after_it_was_sent_is_not_committed(
 
 
 def test_lasting_refusal_is_in_the_status_and_ends_with_its_reason(
-    site: Site, store: FakeStorage, log: PartitionLog, led: LedLogsByHand
+    site: Site, store: FakeStorage, log: PartitionLog, led: OffsetsByHand
 ) -> None:
     site.leadership = LeadershipByHand({log.tp: 0})
     log.append(10)
@@ -323,7 +327,7 @@ def test_part_that_ends_elsewhere_than_chosen_is_refused(
     site: Site,
     store: FakeStorage,
     log: PartitionLog,
-    led: LedLogsByHand,
+    led: OffsetsByHand,
 ) -> None:
     """The rule judges what was read, not what was planned."""
     monkeypatch.setattr("sidetier.uploader.sending.verify._check_end", lambda *_: None)
@@ -342,7 +346,7 @@ def test_part_that_ends_elsewhere_than_chosen_is_refused(
             ),
             "the refusal",
         )
-    assert len(led.asked) > 1
+    assert led.asked.count((ASK, 1)) > 1
     assert not stored_logs(store, log.tp)
 
 
@@ -352,7 +356,7 @@ def test_part_of_another_file_is_not_stored(
     log_dir: LogDir,
     store: FakeStorage,
     log: PartitionLog,
-    led: LedLogsByHand,
+    led: OffsetsByHand,
     change: str,
 ) -> None:
     """The look after the second answer, which a topic of the same name and epoch also gives."""
@@ -387,7 +391,16 @@ def test_part_of_another_file_is_not_stored(
         changes[change]()
         changed.set()
 
-    led.before = [lambda: None, make]
+    put, sent = store.put_object, []
+
+    def putting(key: str, body: Body, *args: Any) -> str:  # noqa: ANN401
+        if key.endswith(".log"):
+            with body.open() as file:
+                sent.append(file.read())
+        return put(key, body, *args)
+
+    store.put_object = putting  # type: ignore[method-assign, assignment]
+    led.before[ASK] = [lambda: None, make]
     log.append(50)
     before = log.written[0]
     with site.running() as running:
@@ -398,30 +411,10 @@ def test_part_of_another_file_is_not_stored(
         wait_to(running, store, now, now.log_end)
         stored = stored_bytes(store, now)
     assert stored == now.written[0]
-    assert (stored == before) == (change == "moved")
+    part = sent[0]  # what the old file had is sent only if the new one has it, too
+    assert part in now.written[0]
+    assert (part in before) == (change != "recreated")
     check_archive(store, now.tp)
-
-
-def test_without_the_look_another_topics_records_would_be_stored(
-    site: Site,
-    log_dir: LogDir,
-    store: FakeStorage,
-    log: PartitionLog,
-    led: LedLogsByHand,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The mutant that the test above finds: the old topic's bytes are stored after its deletion."""
-    log.append(50)
-    file = log_file(str(log.path), log.active)
-    monkeypatch.setattr("sidetier.uploader.sending.upload.log_file", lambda *_: file)
-
-    def recreate() -> None:
-        log.delete_topic()
-        log_dir.create("t", topic_id="AAAAAAAAAAAAAAAAAAAAAg").append(50, size=41)
-
-    led.before = [lambda: None, recreate]
-    with site.running() as running:
-        running.wait(lambda: stored_logs(store, log.tp), "the mutant to store")
 
 
 def test_segment_that_closes_during_the_upload_is_continued(
@@ -430,7 +423,7 @@ def test_segment_that_closes_during_the_upload_is_continued(
     log_dir: LogDir,
     store: FakeStorage,
     log: PartitionLog,
-    led: LedLogsByHand,
+    led: OffsetsByHand,
 ) -> None:
     listed = threading.Event()
     observe = Partition.observe
@@ -450,7 +443,7 @@ def test_segment_that_closes_during_the_upload_is_continued(
         log_dir.checkpoint_high_watermarks()
         assert listed.wait(10)
 
-    led.before = [lambda: None, close]
+    led.before[ASK] = [lambda: None, close]
     log.append(10)
     with site.running() as running:
         wait_to(running, store, log, 20)
@@ -516,7 +509,7 @@ def test_part_that_waits_when_its_segment_closes_gives_way_to_it(
 
 
 def test_part_that_is_not_confirmed_when_its_segment_closes_leaves_no_orphan(
-    site: Site, log_dir: LogDir, store: FakeStorage, log: PartitionLog, led: LedLogsByHand
+    site: Site, log_dir: LogDir, store: FakeStorage, log: PartitionLog, led: OffsetsByHand
 ) -> None:
     """Nothing behind the part is sent before it is confirmed."""
     before: list[set[int]] = []
@@ -530,7 +523,7 @@ def test_part_that_is_not_confirmed_when_its_segment_closes_leaves_no_orphan(
         before.append(set(stored_logs(store, log.tp)))
         raise BrokerUnavailableError("away for the test")
 
-    led.before = [lambda: None, close]
+    led.before[ASK] = [lambda: None, close]
     log.append(10)
     with site.running() as running:
         wait_to(running, store, log, 20)
@@ -540,7 +533,7 @@ def test_part_that_is_not_confirmed_when_its_segment_closes_leaves_no_orphan(
 
 
 def test_lead_that_is_lost_drops_the_part(
-    site: Site, store: FakeStorage, log: PartitionLog, led: LedLogsByHand
+    site: Site, store: FakeStorage, log: PartitionLog, led: OffsetsByHand
 ) -> None:
     leadership = site.leadership = LeadershipByHand({log.tp: 0})
     gone = []
@@ -550,7 +543,7 @@ def test_lead_that_is_lost_drops_the_part(
         log.epoch = 9
         gone.append(True)
 
-    led.before = [lambda: None, lose]
+    led.before[ASK] = [lambda: None, lose]
     log.append(50)
     with site.running() as running:
         running.wait(lambda: gone, "the second question")
@@ -564,7 +557,7 @@ def test_lead_that_is_lost_drops_the_part(
 
 
 def test_transaction_index_ends_with_the_part(
-    site: Site, log_dir: LogDir, store: FakeStorage, log: PartitionLog, led: LedLogsByHand
+    site: Site, log_dir: LogDir, store: FakeStorage, log: PartitionLog, led: OffsetsByHand
 ) -> None:
     """Each aborted transaction is in the index of the part that has its marker, and in no other."""
 
@@ -618,15 +611,15 @@ def test_after_a_start_the_active_segment_is_read_once(
     end = log.file(0).stat().st_size
     starts: list[int] = []
 
-    def counting(descriptor: int, size: int, start: int) -> WholeBatches:
+    def counting(descriptor: int, size: int, start: int = 0) -> WholeBatches:
         starts.append(start)
         return WholeBatches(descriptor, size, start)
 
-    monkeypatch.setattr("sidetier.uploader.early.WholeBatches", counting)
+    monkeypatch.setattr("sidetier.uploader.watching.disk.WholeBatches", counting)
     log.append(5)
     with site.running(early={**EARLY, "age": 1}) as running:
         wait_to(running, store, log, 25)
-    assert starts == [end]
+    assert starts == [0, end]
     check_archive(store, log.tp)
 
 
@@ -740,7 +733,7 @@ def test_index_entry_that_leads_into_a_batch_is_not_believed(log: PartitionLog) 
         wanted = EarlyWanted(
             tp, path, active, Offset(start), LeaderEpoch(0), file.topic_id, 0, known, 0, 1 << 20
         )
-        found = find_range(wanted, led)
+        found = find_part(wanted, led)
         return found if isinstance(found, CommittedRange) else None
 
     first = found(5, None)
@@ -806,7 +799,7 @@ def test_kill_at_any_request_leaves_a_sound_archive(
         log = log_dir.create()
         log.append(20)
         site = Site([log_dir], MortalStore(store, lives, after=after))
-        site.led_logs = LedLogsByHand(site.log_dirs)
+        site.log_offsets = OffsetsByHand(site.log_dirs)
         site.settings = {"early": EARLY, "threads": 1, "request_threads": 1}
         is_killed = is_killed_before(site, store, log.tp, 20)
         kills += is_killed

@@ -14,7 +14,7 @@ from sidetier.uploader import engine
 from tests.harness.archive_sound import check_archive
 from tests.harness.daemons import (
     LAYOUT,
-    LedLogsByHand,
+    OffsetsByHand,
     Site,
     is_killed_before,
     key_of,
@@ -63,7 +63,7 @@ def test_parts_are_read_like_segments(
     view = DecryptedView(lambda: 0)
     store: RemoteStorage = encrypting(view) if encrypts else view
     site = Site([log_dir], store, settings={"early": EARLY, "rescan_interval": 0.1})
-    site.led_logs = LedLogsByHand(site.log_dirs)
+    site.log_offsets = OffsetsByHand(site.log_dirs)
     log.append(10)
     with site.running() as running:
         for more, end in ((0, 10), (20, 30), (5, 30)):
@@ -96,7 +96,7 @@ def test_after_a_kill_each_record_is_read_once(tmp_path: Path, *, encrypts: bool
         log.append(20)
         mortal = MortalStore(view, lives, after=True)
         site = Site([log_dir], encrypting(mortal) if encrypts else mortal)
-        site.led_logs = LedLogsByHand(site.log_dirs)
+        site.log_offsets = OffsetsByHand(site.log_dirs)
         site.settings = {"early": EARLY, "threads": 1, "request_threads": 1}
         is_killed = is_killed_before(site, view, log.tp, 20)
         kills += is_killed

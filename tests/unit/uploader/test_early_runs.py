@@ -11,16 +11,16 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from sidetier.config.uploader import EarlyConfig, EarlyOverride
-from sidetier.leadership.port import LedLog, TopicConfig
+from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import BrokerUnavailableError, LeadershipError, SidetierError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader import early
 from sidetier.uploader.archive.archive_state import ArchiveState
-from sidetier.uploader.early import EarlySegments, EarlyWanted, Searched, find_range
+from sidetier.uploader.early import EarlySegments, EarlyWanted, Searched, find_part
 from sidetier.uploader.effects import Effects
-from sidetier.uploader.gates.committed_range import CommittedRange, NotCommittedError
+from sidetier.uploader.gates.committed_range import CommittedRange, LedLog, NotCommittedError
 from sidetier.uploader.log_tail import LogTail
 from sidetier.uploader.sending.queue import UploadQueue
 from sidetier.uploader.state.events import (
@@ -35,6 +35,7 @@ from sidetier.uploader.state.segment import SegmentState, Timeline, TrackedSegme
 from sidetier.uploader.unexpected import UnexpectedErrors
 from sidetier.uploader.watching.disk import BatchPosition, LogFile, log_file
 from sidetier.uploader.workers import StoreGate
+from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
 from tests.harness.log_dir import PartitionLog
 
 if TYPE_CHECKING:
@@ -81,15 +82,15 @@ class Broker:
         self.refuses: dict[TopicPartition, SidetierError] = {}
         self.away: SidetierError | None = None
 
-    def led_logs(
-        self, epochs: Mapping[TopicPartition, LeaderEpoch], *, stable: bool = True
-    ) -> Mapping[TopicPartition, LedLog | SidetierError]:
-        assert stable
-        self.asked.append(len(epochs))
+    def offsets(
+        self, kind: OffsetKind, partitions: Sequence[tuple[TopicPartition, LeaderEpoch]]
+    ) -> Sequence[AnsweredOffset | SidetierError]:
+        if kind is OffsetKind.HIGH_WATERMARK:
+            self.asked.append(len(partitions))
         if self.away is not None:
             raise self.away
-        led = LedLog(Offset(90), Offset(90), LeaderEpoch(1))
-        return {tp: self.refuses.get(tp, led) for tp in epochs}
+        answer = AnsweredOffset(Offset(90), LeaderEpoch(1))
+        return [self.refuses.get(tp, answer) for tp, _ in partitions]
 
     def close(self) -> None:
         pass
@@ -177,7 +178,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[object]]:
         start, end, size = wanted.start, led.high_watermark, wanted.max_bytes
         return CommittedRange(wanted.segment, start, end, 0, size, led.leader_epoch, FILE)
 
-    monkeypatch.setattr(early, "find_range", find)
+    monkeypatch.setattr(early, "find_part", find)
     return lambda number: answers.setdefault(number, [])
 
 
@@ -240,13 +241,13 @@ def test_run_ends_after_a_second_and_the_rest_comes_first(
     sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts that are found do not wait for the searches in other segments."""
-    find = early.find_range
+    find = early.find_part
 
     def slow(*args: Any) -> Any:  # noqa: ANN401
         sidecar.now += 0.3
         return find(*args)
 
-    monkeypatch.setattr(early, "find_range", slow)
+    monkeypatch.setattr(early, "find_part", slow)
     sidecar.measure()
     assert sidecar.run() == 4
     assert sidecar.run() == 4
@@ -390,7 +391,7 @@ def test_long_search_goes_on_where_it_has_ended(
             least,
             1 << 20,
         )
-        return find_range(wanted, led)
+        return find_part(wanted, led)
 
     ends = []
     found: object = None

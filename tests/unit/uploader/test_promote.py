@@ -49,7 +49,9 @@ def promoted(
     place = Place(store, LAYOUT, ArchiveWriter(store, LAYOUT, MetadataCache(1 << 20)))
     tails = (found or surveyed(store)).partitions
     access = access_to(store)
-    [done] = promote(access, lambda _: place, tails, directory, segment_bytes=segment_bytes)
+    [done] = promote(
+        access, lambda _: place, tails, directory, parallel=8, segment_bytes=segment_bytes
+    )
     assert not list(directory.iterdir()), "files are left"
     return done
 
@@ -230,7 +232,9 @@ def test_damaged_pack_does_not_hold_up_other_partitions(tmp_path: Path, group_by
     place = Place(log.store, LAYOUT, ArchiveWriter(log.store, LAYOUT, MetadataCache(1 << 20)))
     tails = surveyed(log.store).partitions
     access = access_to(log.store)
-    first, second = promote(access, lambda _: place, tails, tmp_path, group_bytes=group_bytes)
+    first, second = promote(
+        access, lambda _: place, tails, tmp_path, parallel=8, group_bytes=group_bytes
+    )
     assert "crc64nvme" in str(first.problem)
     assert second.problem is None
     check(other, 14, second.archived_up_to)
@@ -357,7 +361,7 @@ def stored_tail(log: PartitionLog, store: RemoteStorage, number: int, start: int
 def promote_beside(store: RemoteStorage, directory: Path) -> Promoted:
     place = daemons.place_of(store)
     access = access_to(store, daemons.LAYOUT)
-    [done] = promote(access, lambda _: place, survey(access).partitions, directory)
+    [done] = promote(access, lambda _: place, survey(access).partitions, directory, parallel=8)
     return done
 
 
@@ -407,6 +411,6 @@ def test_old_survey_beside_a_sidecar_changes_nothing(
     log_dir.checkpoint_high_watermarks()
     site.settle()
     contents = store.contents()
-    [done] = promote(access, lambda _: place, old.partitions, work)
+    [done] = promote(access, lambda _: place, old.partitions, work, parallel=8)
     assert (done.segments, done.archived_up_to, done.problem) == (0, 30, None)
     assert store.contents() == contents

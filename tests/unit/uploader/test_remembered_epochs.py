@@ -10,7 +10,11 @@ from sidetier.segments.errors import DamagedSegmentError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
+from sidetier.uploader.gates.remembered_epochs import (
+    RememberedEpochs,
+    from_first_batch,
+    read_local_epochs,
+)
 from sidetier.uploader.pinning.pins import pin
 from sidetier.uploader.sending.reading import ColdPages
 from sidetier.uploader.sending.verify import Reading, verify
@@ -80,6 +84,34 @@ def test_emptied_log_that_continues_in_a_known_epoch_keeps_its_history(
 
 def _epoch_history(*entries: tuple[int, int]) -> EpochHistory:
     return EpochHistory(tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in entries))
+
+
+def test_batches_show_the_epochs_that_the_checkpoint_has_dropped(log: PartitionLog) -> None:
+    """In all segments: the broker deletes those below the log start some minutes later."""
+    for epoch in (0, 1, 3):
+        log.lead(epoch)
+        log.append(10)
+        log.roll()
+    log.append(10)
+    log.start_at(35)
+
+    def found() -> EpochHistory:
+        return from_first_batch(str(log.path), read_local_epochs(str(log.path)))
+
+    assert found() == _epoch_history((0, 0), (1, 10), (3, 20))
+    log.start_at(log.log_end)
+    with log.file(30).open("ab") as file:
+        file.write(b"a batch that the broker is writing")
+    assert found() == _epoch_history((0, 0), (1, 10), (3, 20))
+    # Without all of them, an epoch would be taken for an earlier one.
+    path = log.file(10)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert found() == _epoch_history((3, 40))
+    path.write_bytes(log.file(0).read_bytes())
+    log.file(0).write_bytes(whole)
+    with pytest.raises(DamagedSegmentError, match="is of leader epoch 0, after 1"):
+        found()
 
 
 # -- truncated segments after the log start has passed them ----------------------------------------
@@ -229,13 +261,16 @@ def test_gap_record_says_whether_the_archive_below_matches_the_log(
     assert stored_next(store, log.tp) == log.active
 
 
-def test_first_segment_shows_an_epoch_start_below_the_log_start(
-    log_dir: LogDir, log: PartitionLog, store: FakeStorage
+@pytest.mark.parametrize("first", [0, 10])
+def test_segments_show_an_epoch_start_below_the_log_start(
+    log_dir: LogDir, log: PartitionLog, store: FakeStorage, first: int
 ) -> None:
     """While the sidecar was down, records up to 30 (the middle of a segment) were deleted: the
-    checkpoint no longer shows that epoch 1 began at 15.
+    checkpoint no longer shows that epoch 1 began at 15. `first` is the size of another segment.
     """
-    log.closed_segment(25)
+    if first:
+        log.closed_segment(first)
+    log.closed_segment(25 - first)
     archive(log, store)
     elect(log, 15)
     log.start_at(30)

@@ -21,14 +21,14 @@ from sidetier.uploader.tail.board import SafePartition, TailBoard
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace, ThreadedSender
 from sidetier.uploader.tail.writer import TailWriter
-from tests.harness.daemons import LAYOUT, LeadershipByHand, Site, stored_next
+from tests.harness.daemons import LAYOUT, LeadershipByHand, OffsetsByHand, Site, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
-from tests.harness.tail_writing import OffsetsByHand, merged
+from tests.harness.tail_writing import merged
 
 
 def tail_writer(site: Site, registry: CollectorRegistry) -> TailWriter:
     """A writer whose cycles follow each other at once."""
-    source = OffsetsByHand(lambda: site.log_dirs[0].partitions)
+    source = OffsetsByHand(site.log_dirs)
     cycle = TailCycle(
         source,
         lambda _: TailPlace(site.store, LAYOUT, encrypts=False),

@@ -82,7 +82,6 @@ def test_the_tail_of_two_brokers_is_one_log_behind_the_archive() -> None:
     }
     headers = [batch.header for batch in read_tail(store, tail)]
     assert [(h.base_offset, h.leader_epoch) for h in headers] == [(2, 0), (4, 0), (6, 3), (8, 3)]
-    assert [source.row.is_claim for source in tail.basis] == [True]
 
 
 def test_requests_of_a_reading() -> None:

@@ -14,6 +14,7 @@ from sidetier.archive.tail.merge import (
     Reason,
     merge,
 )
+from sidetier.archive.tail.needed_rows import Need, need_of
 from sidetier.archive.tail.pack import claim
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import ArchiveConflictError
@@ -60,8 +61,10 @@ def _left_out(merged: MergedTail, *reasons: Reason) -> list[tuple[int, int, int]
     ]
 
 
-def _numbers(sources: Iterable[PackedRow]) -> list[int]:
-    return sorted(source.pack.number for source in sources if source.pack)
+def _kept(archived: ArchivedPart, rows: Iterable[PackedRow]) -> list[int]:
+    """The packs of the rows that cleaning keeps."""
+    dropped = {Need.ARCHIVED, Need.OTHER_TOPIC}
+    return [pack.number for pack, row in rows if pack and need_of(row, archived) not in dropped]
 
 
 def test_nothing_is_stored() -> None:
@@ -82,7 +85,7 @@ def test_a_claim_shows_stale_records_before_the_new_leader_has_one() -> None:
     # The last row is cut: only the markers tell where its last stable offset is.
     assert last_stable(merged) is None
     # Cleaning keeps the claim as long as the stale records are stored.
-    assert _numbers(merged.needed()) == [1, 2]
+    assert sorted(_kept(_archived(100, old), [*rows, _claim(2, new)])) == [1, 2]
 
 
 def test_an_epoch_that_the_new_leader_has_never_seen_is_stale_from_its_start() -> None:
@@ -121,7 +124,6 @@ def test_the_tail_ends_at_the_first_gap() -> None:
     merged = merge(_archived(0, epochs), [_range(1, epochs, 0, 5), _range(2, epochs, 6, 9)])
     assert (merged.end, merged.gap) == (5, OffsetRange(Offset(5), Offset(6)))
     assert _left_out(merged, Reason.GAP) == [(2, 6, 9)]
-    assert _numbers(merged.needed()) == [1, 2]
     # A gap right behind the archive, too; and the archive closes it.
     assert merge(_archived(0, epochs), [_range(2, epochs, 6, 9)]).slices == ()
     assert merge(_archived(6, epochs), [_range(2, epochs, 6, 9)]).end == 9
@@ -136,7 +138,7 @@ def test_the_archive_wins_and_its_epochs_count() -> None:
     assert (merged.end, sorted(_left_out(merged, Reason.STALE))) == (60, [(1, 50, 60), (1, 60, 90)])
     assert _left_out(merged, Reason.ARCHIVED) == [(1, 0, 50)]
     # The cluster has lost what it had acknowledged: no other object has these records.
-    assert _numbers(merged.needed()) == [1]
+    assert sorted(_kept(_archived(60, new), rows)) == [1]
 
 
 def test_nothing_is_joined_to_an_archive_that_has_diverged() -> None:
@@ -149,7 +151,7 @@ def test_nothing_is_joined_to_an_archive_that_has_diverged() -> None:
         (),
         [(3, 60, 80), (3, 80, 100), (2, 100, 120)],
     )
-    assert _numbers(merged.needed()) == [1, 2, 3]
+    assert sorted(_kept(_archived(100, archived), rows)) == [1, 2, 3]
     assert "offset 99 of leader epoch 2" in merged.left_out[-1].text
     # Behind a gap there is no record to compare.
     gap = OffsetRange(Offset(40), Offset(100))
@@ -162,7 +164,6 @@ def test_other_topics_of_the_same_name() -> None:
     other = PackedRow(other.pack, other.row._replace(topic_id=OTHER_ID))
     merged = merge(_archived(0, epochs), [mine, other])
     assert (merged.end, _left_out(merged, Reason.TOPIC_ID)) == (5, [(2, 5, 9)])
-    assert _numbers(merged.needed()) == [1, 2]
     # Without an archive, the topic is the one of which records were stored last: the number, the
     # time and copies by cleaning in the packs of the deleted topic.
     assert merge(ArchivedPart(), [other]).topic_id == OTHER_ID
@@ -176,14 +177,18 @@ def test_other_topics_of_the_same_name() -> None:
 def test_a_history_that_retention_has_cut_proves_nothing_below() -> None:
     old, cut = history((1, 0)), history((7, 90))
     rows = [_range(1, old, 20, 95)]
-    merged = merge(_archived(20, history((1, 0))), [*rows, _claim(2, cut, log_start=90)])
+    archived, both = _archived(20, old), [*rows, _claim(2, cut, log_start=90)]
+    merged = merge(archived, both)
     assert merged.slices == ()
     assert _left_out(merged, Reason.UNPROVEN) == [(1, 20, 90)]
     assert _left_out(merged, Reason.STALE) == [(1, 90, 95)]
-    assert _numbers(merged.needed()) == [1, 2]
+    assert sorted(_kept(_archived(20, history((1, 0))), [*rows, _claim(2, cut, log_start=90)])) == [
+        1,
+        2,
+    ]
     # An earlier claim of the same leader has the whole history.
     whole = _claim(3, history((1, 0), (7, 80)))
-    merged = merge(_archived(20, history((1, 0))), [*rows, whole, _claim(2, cut, log_start=90)])
+    merged = merge(archived, [*both, whole])
     assert merged.end == 80
 
 
@@ -201,7 +206,6 @@ def test_a_sidecar_continues_where_its_own_log_agrees() -> None:
     own = PackedRow(None, _claim(0, new).row)
     merged = merge(_archived(10, old), [_range(1, old, 10, 60), own])
     assert (merged.end, merged.leader_epoch) == (40, 3)
-    assert _numbers(merged.needed()) == [1]
 
 
 def test_last_stable_offset_and_log_start() -> None:
@@ -231,7 +235,6 @@ def test_a_pack_that_cannot_be_read_may_have_a_claim() -> None:
     assert (merged.slices, merged.end) == ((), 0)
     assert _left_out(merged, Reason.UNREAD) == [(1, 0, 100)]
     assert "packs/4 cannot be read, and may show that the leader" in (merged.unread or "")
-    assert _numbers(merged.needed()) == [1]
     # Rows that its newest leader has stored since, in the same sequence of packs ...
     later = _at(_range(5, new, 50, 60), 2, 2001)
     merged = merge(_archived(0, old), [*rows, later], [unread])

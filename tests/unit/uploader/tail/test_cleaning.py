@@ -1055,7 +1055,8 @@ def test_a_sidecar_that_was_paused_stores_live_packs(
         log.append(5)
         site.run()
     second = TailSite(tmp_path / "second", store, 1, site.time)
-    second.log_dir = site.log_dir
+    second.log_dir, second.source = site.log_dir, site.source
+    second.restart()
     for _ in range(20):
         log.append(5)
         second.run()

@@ -14,11 +14,11 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.status_board import _safe_of
 from sidetier.uploader.tail import cycle as cycle_module
-from sidetier.uploader.tail import ranges as ranges_module
 from sidetier.uploader.tail import reader as reader_module
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace
 from sidetier.uploader.tail.ranges import read_range
+from sidetier.uploader.watching import disk
 from sidetier.uploader.watching.disk import list_names
 from sidetier.wire.log_offsets import OffsetKind
 from tests.harness.daemons import LAYOUT
@@ -251,7 +251,7 @@ def test_a_listing_that_lacks_a_segment_hides_no_record(
         names = list_names(directory)
         return [name for name in names if len(calls) > 1 or not name.startswith(hidden)]
 
-    monkeypatch.setattr(ranges_module, "list_names", lists)
+    monkeypatch.setattr(disk, "list_names", lists)
     for _ in range(3):
         site.run()
     check_complete(store, log)

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from sidetier.leadership import led_logs
-from sidetier.leadership.led_logs import SharedLedLogs
+from sidetier.leadership import shared_log_offsets
 from sidetier.leadership.log_offsets import KafkaLogOffsets
-from sidetier.leadership.port import LedLog
+from sidetier.leadership.shared_log_offsets import SharedLogOffsets
 from sidetier.segments.errors import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -24,10 +23,11 @@ from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartit
 from sidetier.wire import cluster
 from sidetier.wire.cluster import DEFAULT_TIMEOUT, Cluster, ClusterMetadata
 from sidetier.wire.connection import Buffer
+from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
 from sidetier.wire.protocol import ApiKey
 
 TP, OTHER = TopicPartition("t", 3), TopicPartition("t", 4)
-EPOCHS = {TP: LeaderEpoch(7), OTHER: LeaderEpoch(8)}
+ASKED = OffsetKind.HIGH_WATERMARK, [(TP, LeaderEpoch(7)), (OTHER, LeaderEpoch(8))]
 
 
 class Answering(Cluster):
@@ -111,10 +111,10 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> type[Answering]:
     return Answering
 
 
-def source(clock: "FakeClock | None" = None) -> SharedLedLogs:
+def source(clock: "FakeClock | None" = None) -> SharedLogOffsets:
     clock = clock or FakeClock()
     asker = KafkaLogOffsets("broker:9092", {}, BrokerId(1), "K", clock=clock)
-    return SharedLedLogs(asker, clock)
+    return SharedLogOffsets(asker, clock)
 
 
 class FakeClock:
@@ -126,24 +126,23 @@ class FakeClock:
 
 def test_broker_is_asked_in_the_epochs_in_which_it_leads(answering: type[Answering]) -> None:
     led = source()
-    assert led.led_logs(EPOCHS) == {
-        TP: LedLog(Offset(100), Offset(90), LeaderEpoch(7)),
-        OTHER: LedLog(Offset(100), Offset(90), LeaderEpoch(8)),
-    }
-    assert answering.asked == [(0, {3: 7, 4: 8}), (1, {3: 7, 4: 8})]
-    assert led.led_logs({}) == {}
-    assert led.led_logs({TP: LeaderEpoch(7)}, stable=False) == {
-        TP: LedLog(Offset(100), None, LeaderEpoch(7))
-    }
-    assert answering.asked[2:] == [(0, {3: 7})], "one request"
+    assert led.offsets(*ASKED) == [
+        AnsweredOffset(Offset(100), LeaderEpoch(7)),
+        AnsweredOffset(Offset(100), LeaderEpoch(8)),
+    ]
+    assert led.offsets(OffsetKind.LAST_STABLE, ASKED[1][:1]) == [
+        AnsweredOffset(Offset(90), LeaderEpoch(7))
+    ]
+    assert not led.offsets(OffsetKind.HIGH_WATERMARK, [])
+    assert answering.asked == [(0, {3: 7, 4: 8}), (1, {3: 7})]
     assert len(answering.opened) == 1, "the connection stays open"
 
 
 def test_partition_that_the_broker_does_not_lead_has_an_error(answering: type[Answering]) -> None:
     answering.errors, answering.left_out = {3: ErrorCode.fenced_leader_epoch}, {4}
-    answers = source().led_logs(EPOCHS)
-    assert isinstance(answers[TP], KafkaApiError)
-    assert isinstance(answers[OTHER], LeadershipError)
+    first, second = source().offsets(*ASKED)
+    assert isinstance(first, KafkaApiError)
+    assert isinstance(second, LeadershipError)
 
 
 @pytest.mark.parametrize("cluster_id", ["another", None])
@@ -154,29 +153,29 @@ def test_brokers_of_another_cluster_are_not_asked(
     led = source()
     for _ in range(2):  # also not with the connection that is open then
         with pytest.raises(LeadershipError, match="belong to Kafka cluster"):
-            led.led_logs(EPOCHS)
+            led.offsets(*ASKED)
     assert not answering.asked
 
 
 def test_connection_that_was_idle_is_opened_again(answering: type[Answering]) -> None:
     led = source(clock := FakeClock())
-    led.led_logs(EPOCHS)
+    led.offsets(*ASKED)
     answering.hangs_up = 1
-    assert len(led.led_logs(EPOCHS)) == 2
+    assert len(led.offsets(*ASKED)) == 2
     assert len(answering.opened) == 2
     answering.hangs_up = 2
     for _ in range(2):  # the second time without a request
         with pytest.raises(BrokerUnavailableError):
-            led.led_logs(EPOCHS)
+            led.offsets(*ASKED)
     clock.now += 5.0
-    assert len(led.led_logs(EPOCHS)) == 2
+    assert len(led.offsets(*ASKED)) == 2
 
 
 @pytest.mark.usefixtures("answering")
 def test_broker_that_hangs_holds_one_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others get its error, and it is not asked twice."""
     led = source(clock := FakeClock())
-    led.led_logs(EPOCHS)
+    led.offsets(*ASKED)
     waited = []
 
     def hang(*_: object, **__: object) -> None:
@@ -187,7 +186,7 @@ def test_broker_that_hangs_holds_one_caller(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(FakeConnection, "send_buffers", hang)
     for _ in range(5):
         with pytest.raises(BrokerUnavailableError, match="no response"):
-            led.led_logs(EPOCHS, stable=False)
+            led.offsets(*ASKED)
     assert len(waited) == 1
     monkeypatch.undo()
 
@@ -195,9 +194,9 @@ def test_broker_that_hangs_holds_one_caller(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("answering")
 def test_callers_give_up_while_one_request_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise each upload thread that has a part would wait for the timeout."""
-    monkeypatch.setattr(led_logs, "_LONGEST_WAIT", 0.02)
+    monkeypatch.setattr(shared_log_offsets, "_LONGEST_WAIT", 0.02)
     led = source(clock := FakeClock())
-    led.led_logs(EPOCHS)
+    led.offsets(*ASKED)
     asks, answers = threading.Event(), threading.Event()
     send = FakeConnection.send_buffers
 
@@ -208,10 +207,10 @@ def test_callers_give_up_while_one_request_takes_long(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(FakeConnection, "send_buffers", slow)
     with ThreadPoolExecutor(2) as threads:
-        hangs = threads.submit(led.led_logs, EPOCHS)
+        hangs = threads.submit(led.offsets, *ASKED)
         assert asks.wait(10)
         clock.now += 0.01  # not long: the second caller waits
-        waits = threads.submit(led.led_logs, EPOCHS)
+        waits = threads.submit(led.offsets, *ASKED)
         with pytest.raises(TimeoutError):
             waits.result(0.2)
         clock.now += 0.02
@@ -219,18 +218,18 @@ def test_callers_give_up_while_one_request_takes_long(monkeypatch: pytest.Monkey
             waits.result(10)
         answers.set()
         assert len(hangs.result(10)) == 2
-        assert len(led.led_logs(EPOCHS)) == 2, "not an error of the broker"
+        assert len(led.offsets(*ASKED)) == 2, "not an error of the broker"
 
 
 def test_old_broker_and_closed_source_are_errors(answering: type[Answering]) -> None:
     answering.version = 1  # without leader epochs
     led = source()
     with pytest.raises(UnsupportedVersionError):
-        led.led_logs(EPOCHS)
+        led.offsets(*ASKED)
     led.close()
     led.close()
     with pytest.raises(BrokerUnavailableError):
-        led.led_logs(EPOCHS)
+        led.offsets(*ASKED)
 
 
 def test_unsupported_login_is_refused() -> None:
