@@ -74,10 +74,12 @@ class Promotion:
     Attributes:
         place_of: Where topics are archived, and the writers of their archives.
         directory: Where segments are made.
+        parallel: Partitions that are stored at the same time.
     """
 
     place_of: PlaceOf
     directory: Path
+    parallel: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +266,9 @@ class _Retirement:
             for each in stored
             if each.topic_partition in self.tails and self.look(each).promoted_offsets
         ]
-        for done in promote(archive, promotion.place_of, due, promotion.directory):
+        for done in promote(
+            archive, promotion.place_of, due, promotion.directory, parallel=promotion.parallel
+        ):
             self.promoted[done.tail.tp] = done.tail.offsets
             if done.problem is not None:
                 self.unpromoted[done.tail.tp] = done.problem

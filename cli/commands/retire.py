@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sidetier.cli import exits, kernel
-from sidetier.cli.arguments import PARTITION, size_text, topic_name
+from sidetier.cli.arguments import PARTITION, PROMOTED_AT_ONCE, size_text, topic_name
 from sidetier.cli.extras import quiet_logs
 from sidetier.cli.options import CommandOptions, argument, option, options
 from sidetier.cli.output import Table
@@ -133,7 +133,7 @@ def command(options: RetireOptions) -> RetireResult:
             from sidetier.uploader.wiring import promotion_places  # noqa: PLC0415 -- `--help` must not load the adapters
 
             directory = Path(tempfile.gettempdir())
-            promotion = Promotion(promotion_places(config, archive), directory)
+            promotion = Promotion(promotion_places(config, archive), directory, PROMOTED_AT_ONCE)
         rows = retire_archive(archive, config.storage, request, brokers, on_progress, promotion)
     return RetireResult(rows, options.dry_run)
 

@@ -102,6 +102,7 @@ class LedPartition:
         stored_epochs: The stored leader epochs; None where they are not known.
         held: Why nothing must be trimmed; None if it may.
         watermark: The known `offset.wm`; None where only `etag` is known.
+        trimmed_to: Log start offset that the last trim has set; None without one.
     """
 
     topic_partition: TopicPartition
@@ -115,6 +116,7 @@ class LedPartition:
     stored_epochs: StoredEpochHistory | None = None
     held: Held | None = None
     watermark: Watermark | None = None
+    trimmed_to: Offset | None = None
 
     def local_epochs(self) -> EpochHistory:
         """Read the leader epochs of the log. Raises as `RememberedEpochs.read`."""

@@ -34,10 +34,11 @@ def log_start_offsets(log_dirs: Iterable[str]) -> dict[TopicPartition, Offset]:
     return starts
 
 
-def local_segments(directory: str) -> tuple[LocalSegment, ...]:
+def local_segments(directory: str, log_start: Offset | None = None) -> tuple[LocalSegment, ...]:
     """Return the segments of a log by ascending base offset, the active one last.
 
-    Segments that are marked for deletion are not part of the log.
+    Segments that are marked for deletion, or end at or below the log start offset, are not part of
+    the log: the broker deletes the latter within `log.retention.check.interval.ms`.
 
     Raises:
         OSError: A file cannot be read, for example because the broker has just deleted it.
@@ -48,7 +49,9 @@ def local_segments(directory: str) -> tuple[LocalSegment, ...]:
     segments = [
         _segment(directory, closed.base_offset, Offset(closed.next_base))
         for closed in listing.closed
-        if not closed.marked_for_deletion and closed.next_base is not None
+        if not closed.marked_for_deletion
+        and closed.next_base is not None
+        and closed.next_base > (log_start or 0)
     ]
     return (*segments, _segment(directory, listing.active, None))
 

@@ -48,6 +48,7 @@ def led_partition(partition: Partition) -> LedPartition | None:
         None if archive is None else archive.epoch_history,
         _held(partition),
         None if archive is None else archive.watermark,
+        partition.log.trimmed_to,
     )
 
 

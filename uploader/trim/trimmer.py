@@ -236,7 +236,7 @@ class Trimmer:
             or led.held
         )
         try:
-            segments = local_segments(led.directory)
+            segments = local_segments(led.directory, led.trimmed_to)
         except OSError:  # the broker rolls or deletes segments: the next pass reads it again
             return None
         trim = decide(tp, segments, led.archived_to, held, self.local, self.wall())

@@ -706,9 +706,11 @@ def test_daemon_that_stops_does_not_read_on(log_dir: LogDir, log: PartitionLog) 
 def test_status_shows_a_trim_until_the_broker_has_deleted_the_files(
     site: Site, log_dir: LogDir, log: PartitionLog
 ) -> None:
+    """And does not count it again."""
     log.closed_segments(3)
     log_dir.checkpoint_high_watermarks()
-    daemon_site(site, log_dir).deletes_files = False
+    broker = daemon_site(site, log_dir)
+    broker.deletes_files = False
     with site.running() as running:
 
         def trimmed_to() -> Offset | None:
@@ -716,7 +718,14 @@ def test_status_shows_a_trim_until_the_broker_has_deleted_the_files(
             return None if row is None else row.trimmed_to
 
         running.wait(lambda: trimmed_to() == 30, "the trim")
-        for base in (0, 10, 20):
+        log.closed_segments(1)
+        log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: trimmed_to() == 40, "the next trim")
+        assert broker.requests == [{TP: 30}, {TP: 40}]
+        size = sum(len(log.written[base]) for base in (0, 10, 20, 30))
+        counter = "sidetier_local_retention_trimmed_bytes_total"
+        assert site.registry.get_sample_value(counter, {"topic": "t"}) == size
+        for base in (0, 10, 20, 30):
             log.stage(base)
             log.unlink(base)
         running.wait(lambda: trimmed_to() is None, "the deletion")
