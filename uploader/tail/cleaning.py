@@ -674,6 +674,7 @@ class _Judge:
         self._ask = ask
         self._ask_retired = ask_retired
         self._is_deleted = is_deleted
+        self._deleted: dict[tuple[str, str], bool] = {}
         self._place_of = place_of
         self.found = found
         self.unknown: set[TopicPartition] = set()
@@ -790,7 +791,7 @@ class _Judge:
             return Need.NEEDED
         if any(need_of(row, part) is Need.ARCHIVED for part in parts):
             return Need.ARCHIVED
-        if self._try(tp, lambda tp: self._is_deleted(tp.topic, topic_id), otherwise=False):
+        if self._is_topic_deleted(tp, topic_id):
             return Need.OTHER_TOPIC
         if parts and not row.is_claim:
             what = f"{tp}, topic id {topic_id}"
@@ -800,6 +801,16 @@ class _Judge:
                 "on: only packs have them"
             )
         return Need.NEEDED
+
+    def _is_topic_deleted(self, tp: TopicPartition, topic_id: str) -> bool:
+        topic = tp.topic, topic_id
+        # Asked behind the listing of the packs, and anew in each cleaning: an older answer does not
+        # know the topic of a newer row.
+        if topic not in self._deleted:
+            self._deleted[topic] = self._try(
+                tp, lambda _: self._is_deleted(*topic), otherwise=False
+            )
+        return self._deleted[topic]
 
     def _is_stale(self, row: TailRow) -> bool:
         """Whether the log of this broker, which leads, has other records."""
