@@ -135,8 +135,9 @@ class PackUse(NamedTuple):
         live_rows: Number of the needed rows.
         is_live: Whether each of its rows is needed, as a byte.
         may_copy: Whether its needed rows may be copied.
-        must_copy: Whether it has lost records that are in the quarantine or in another row. As long
-            as they are in a live pack, a restart would store them in the quarantine again.
+        must_copy: Whether it has lost records that are in the quarantine or in another row: as long
+            as they are in a live pack, a restart would store them in the quarantine again. Or
+            records of a deleted topic that are to be deleted without a copy.
         index_bytes: Bytes of the needed rows in the index of a pack.
     """
 
@@ -697,6 +698,8 @@ class _Judge:
             need = Need.LOST if is_moved else self._need_of(source)
             needed = self._is_needed(source, need, is_moved=is_moved)
             must_copy = must_copy or (need is Need.LOST and not needed)
+            # Only the operator's order decides so where the broker does not lead.
+            must_copy = must_copy or (need is Need.OTHER_TOPIC and row.tp not in self._led)
             is_live.append(needed)
             size += row.size
             if needed:
