@@ -136,8 +136,9 @@ class PackUse(NamedTuple):
         live_rows: Number of the needed rows.
         is_live: Whether each of its rows is needed, as a byte.
         may_copy: Whether its needed rows may be copied.
-        must_copy: Whether it has lost records that are in the quarantine or in another row. As long
-            as they are in a live pack, a restart would store them in the quarantine again.
+        must_copy: Whether it has lost records that are in the quarantine or in another row: as long
+            as they are in a live pack, a restart would store them in the quarantine again. Or
+            records of a deleted topic that are to be deleted without a copy.
         index_bytes: Bytes of the needed rows in the index of a pack.
     """
 
@@ -664,6 +665,7 @@ class _Judge:
         self._ask = ask
         self._ask_retired = ask_retired
         self._is_deleted = is_deleted
+        self._deleted: dict[tuple[str, str], bool] = {}
         self._place_of = place_of
         self.found = found
         self.unknown: set[TopicPartition] = set()
@@ -686,6 +688,8 @@ class _Judge:
             need = Need.LOST if is_moved else self._need_of(source)
             needed = self._is_needed(source, need, is_moved=is_moved)
             must_copy = must_copy or (need is Need.LOST and not needed)
+            # Only the operator's order decides so where the broker does not lead.
+            must_copy = must_copy or (need is Need.OTHER_TOPIC and row.tp not in self._led)
             is_live.append(needed)
             size += row.size
             if needed:
@@ -780,7 +784,7 @@ class _Judge:
             return Need.NEEDED
         if any(need_of(row, part) is Need.ARCHIVED for part in parts):
             return Need.ARCHIVED
-        if self._try(tp, lambda tp: self._is_deleted(tp.topic, topic_id), otherwise=False):
+        if self._is_topic_deleted(tp, topic_id):
             return Need.OTHER_TOPIC
         if parts and not row.is_claim:
             what = f"{tp}, topic id {topic_id}"
@@ -790,6 +794,16 @@ class _Judge:
                 "on: only packs have them"
             )
         return Need.NEEDED
+
+    def _is_topic_deleted(self, tp: TopicPartition, topic_id: str) -> bool:
+        topic = tp.topic, topic_id
+        # Asked behind the listing of the packs, and anew in each cleaning: an older answer does not
+        # know the topic of a newer row.
+        if topic not in self._deleted:
+            self._deleted[topic] = self._try(
+                tp, lambda _: self._is_deleted(*topic), otherwise=False
+            )
+        return self._deleted[topic]
 
     def _is_stale(self, row: TailRow) -> bool:
         """Whether the log of this broker, which leads, has other records."""

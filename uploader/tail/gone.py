@@ -22,7 +22,7 @@ from sidetier.archive.objects.tail_index import read_index_to_replace
 from sidetier.archive.tail.inventory import PACK_GONE, PackListing, TailInventory
 from sidetier.archive.tail.merge import PackedRow
 from sidetier.config.storage import StorageConfig
-from sidetier.leadership.topic_identity import TopicIdentity, ask_identity
+from sidetier.leadership.topic_identity import ask_identity
 from sidetier.segments.errors import (
     ChecksumMismatchError,
     ConfigurationError,
@@ -94,7 +94,7 @@ class CleanedTail:
 
 
 class DeletedTopics:
-    """Asks the brokers which topics are deleted. Once for each topic.
+    """Asks the brokers which topics are deleted.
 
     Args:
         cluster: The brokers.
@@ -106,7 +106,6 @@ class DeletedTopics:
         self._cluster = cluster
         self._note = note
         self._layout = layout
-        self._known: dict[str, TopicIdentity] = {}
 
     def __call__(self, topic: str, topic_id: str) -> bool:
         """Return whether the cluster has no topic of this name and id.
@@ -116,9 +115,11 @@ class DeletedTopics:
             ConfigurationError: They are not known to be the brokers of the archived cluster, or
                 they have no topic ids.
         """
-        if topic not in self._known:
-            self._known[topic] = self._ask(topic)
-        return self._known[topic].topic_id != topic_id
+        identity = ask_identity(self._cluster, topic)
+        self._check(identity.cluster_id)
+        if identity.partitions and identity.topic_id is None:
+            raise ConfigurationError("the brokers report no topic ids (Kafka before 2.8)")
+        return identity.topic_id != topic_id
 
     def check(self) -> None:
         """Raise as a call does, before anything is cleaned."""
@@ -128,13 +129,6 @@ class DeletedTopics:
         reason = other_cluster(self._note, self._layout, cluster_id)
         if reason is not None:
             raise ConfigurationError(reason)
-
-    def _ask(self, topic: str) -> TopicIdentity:
-        identity = ask_identity(self._cluster, topic)
-        self._check(identity.cluster_id)
-        if identity.partitions and identity.topic_id is None:
-            raise ConfigurationError("the brokers report no topic ids (Kafka before 2.8)")
-        return identity
 
 
 def clean_tails(  # noqa: PLR0913 - one argument for each choice
