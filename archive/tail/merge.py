@@ -193,6 +193,8 @@ class MergedTail:
         basis: The rows that prove that others are stale: a pack with one of them is needed.
         gap: The first gap, if a true range follows behind it.
         unread: Why packs that cannot be read leave the tail empty; None if they do not.
+        newest_epochs: The epoch history of archive and newest leader, not cut at `end`: a claim
+            shows where the leader has discarded records of the one before it.
     """
 
     start: Offset
@@ -206,6 +208,7 @@ class MergedTail:
     basis: tuple[PackedRow, ...]
     gap: OffsetRange | None
     unread: str | None = None
+    newest_epochs: EpochHistory = NO_EPOCHS
 
     @property
     def newest_ms(self) -> int | None:
@@ -303,6 +306,7 @@ def merge(
         basis=tuple(basis),
         gap=None if behind is None else OffsetRange(end, behind),
         unread=doubt,
+        newest_epochs=epochs,
     )
 
 
