@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from sidetier.archive.reader import ArchiveReader, Failed, Gap, ReachedEnd, Records
 from sidetier.mirror.hydrate.batch_scan import scan_batches
+from sidetier.segments.errors import ArchiveError
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 from sidetier.segments.transactions import Marker, TransactionTracker
 
@@ -20,6 +21,7 @@ _FIXED = struct.Struct(">qqb")
 _LENGTH = struct.Struct(">i")
 _NULL: Final = _LENGTH.pack(-1)
 _TAKE: Final = 10_000
+_BOUNDS_SECONDS: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -154,10 +156,12 @@ def archived_records(
     """Yield the records in [`start`, `end`); skip gaps.
 
     Raises:
+        ArchiveError: It ends below `end` now: the reader would wait for the rest.
         SidetierError: The archive cannot be read.
     """
     if end <= start:
         return
+    _require_stored(reader, tp, end)
     reader.assign(tp, start, until=end)
     try:
         while True:
@@ -173,3 +177,13 @@ def archived_records(
                         return
     finally:
         reader.unassign(tp)
+
+
+def _require_stored(reader: ArchiveReader, tp: TopicPartition, end: int) -> None:
+    bounds = reader.bounds(tp, max_age=_BOUNDS_SECONDS)
+    stored = 0 if bounds is None else bounds.next_offset
+    if stored < end:
+        raise ArchiveError(
+            f"{tp}: the stored records end at offset {stored} now, and ended at {end} or above "
+            "before: records were discarded (an unclean election), or moved away"
+        )

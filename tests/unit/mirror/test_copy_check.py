@@ -16,6 +16,7 @@ from sidetier.mirror.copy.offset_map import OffsetMap, Run
 from sidetier.mirror.hydrate.digest import COLUMNS
 from sidetier.mirror.restore.copy_check import ArchivedRecords, CheckedCopy, CopiedRange, check_copy
 from sidetier.segments.arrow.schema import schema_of
+from sidetier.segments.errors import ArchiveError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import monotonic
 from tests.harness.cut_logs import note_as_earlier
@@ -244,3 +245,16 @@ def test_records_of_tail_packs_are_compared_too(*, aborts: bool) -> None:
                 for offset in records.column("offset").to_pylist()
             ]
         assert found == [offset for offset in expected if offset >= start]
+
+
+def test_records_that_are_gone_are_not_waited_for() -> None:
+    log = tailed()
+    access = access_to(log.store)
+    view = ArchiveSource(access, tails=SharedTails(access, monotonic)).view(TP)
+    copied = CopiedRange(TP, TARGET, Offset(0), Offset(20), Offset(20))
+    log.elected_uncleanly(14).claim(3, 0)
+    with (
+        closing(ArchivedRecords(access, with_tail=True)) as archived,
+        pytest.raises(ArchiveError, match="end at offset 14 now, and ended at 20"),
+    ):
+        list(archived.records(copied, view))
