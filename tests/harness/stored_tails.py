@@ -27,5 +27,5 @@ def store_tails(
             rows = {row["partition"]: row["safe_to"] for row in sidecar.partitions(topic)}
             return all((rows.get(number) or 0) >= end for number, end in enumerate(ends))
 
-        wait_until(are_stored, 60, "packs with the ends of the partitions")
+        wait_until(are_stored, 120, "packs with the ends of the partitions")
     return ends
