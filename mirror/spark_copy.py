@@ -279,10 +279,18 @@ class SparkCopy:
         folders = self.archive.folders
         return access_to_folders(access, folders) if folders else access
 
-    def _tails(self, archive: ArchiveAccess) -> SharedTails | None:
-        if self.archive is None or not self.archive.with_tail:
+    def _stored(
+        self, task: PartitionTask, access: ArchiveAccess | None, *, reads_brokers: bool
+    ) -> ArchiveSource | None:
+        if access is None or self.archive is None:
             return None
-        return SharedTails(archive, monotonic, PACK_SECONDS)
+        with_tail = self.archive.with_tail
+        return ArchiveSource(
+            access,
+            abort_open=self.archive.abort_open,
+            cluster_id=_source_cluster(task.copy) if reads_brokers else None,
+            tails=SharedTails(access, monotonic, PACK_SECONDS) if with_tail else None,
+        )
 
     def _copy(
         self,
@@ -293,17 +301,10 @@ class SparkCopy:
         counted: Callable[[Counts], None],
     ) -> None:
         tp = task.copy.source
-        abort_open = self.archive is not None and self.archive.abort_open
+        reads_brokers = source_settings is not None
         source = KafkaSource(
             None if source_settings is None else lambda: Cluster(source_settings),
-            None
-            if archive is None
-            else ArchiveSource(
-                archive,
-                abort_open=abort_open,
-                cluster_id=None if source_settings is None else _source_cluster(task.copy),
-                tails=self._tails(archive),
-            ),
+            self._stored(task, archive, reads_brokers=reads_brokers),
             until={tp: task.end},
             on_gap=OnGap.STOP,
         )
