@@ -5,8 +5,11 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sidetier.archive.errors import ArchiveReplacedError, UnreadTailError
+from sidetier.pipeline.errors import NoSuchTopicError
 from sidetier.pipeline.export.errors import LogTruncatedError, StillOnBrokerError
 from sidetier.pipeline.export.held_back import Cause
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
@@ -18,7 +21,7 @@ from tests.harness.exported_files import data_files, files_job, manifest_in, off
 from tests.harness.intercepted_store import KilledError, MortalStore
 from tests.harness.made_archive import LAYOUT
 from tests.harness.record_batches import MadeBatch, MadeRecord
-from tests.harness.tailed_log import TailedLog, mixed_log
+from tests.harness.tailed_log import TailedLog, borders, mixed_log
 
 COMMITTED = IsolationLevel.READ_COMMITTED
 OPTIONS = FilesOptions.model_validate({"isolation": "read_committed"}, strict=False)
@@ -115,6 +118,38 @@ def test_partition_that_only_packs_have() -> None:
     log.pack(1, 2, (12, log.next_offset))
     export(log, target)
     assert exported(target) == log.offsets(COMMITTED, log.next_offset)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_each_record_once_whenever_it_is_packed_archived_and_exported(data: st.DataObject) -> None:
+    log, target = mixed_log(), FakeStorage()
+    ends = borders(log)
+    stable = log.offsets(COMMITTED, log.next_offset)
+    segments, packs, packed = [0], dict[str, int](), 0
+    for number in range(data.draw(st.integers(2, 8), label="steps")):
+        step = data.draw(st.sampled_from(["pack", "archive", "clean", "export"]), label="step")
+        later = [end for end in ends if end > (packed if step == "pack" else segments[-1])]
+        if step == "pack" and later:
+            end = data.draw(st.sampled_from(later), label="packed up to")
+            packs[log.pack(1, number, (packed, end))] = end
+            packed = end
+        elif step == "archive" and later:
+            segments.append(data.draw(st.sampled_from(later), label="archived up to"))
+            log.archived(*segments)
+            packed = max(packed, segments[-1])
+        elif step == "clean":
+            for key in [key for key, end in packs.items() if end <= segments[-1]]:
+                log.store.delete_object(key)
+                del packs[key]
+        elif len(segments) > 1 or packs:
+            with suppress(NoSuchTopicError):
+                export(log, target, with_tail=data.draw(st.booleans(), label="with tail"))
+            done = exported(target)
+            assert done == stable[: len(done)]
+    log.archived(*segments, *[log.next_offset] * (segments[-1] < log.next_offset))
+    export(log, target, with_tail=data.draw(st.booleans(), label="with tail"))
+    assert exported(target) == stable
 
 
 @pytest.mark.parametrize("shows", ["claim", "pack", "segments"])
