@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidetier.archive.errors import ArchiveReplacedError, UnreadTailError
-from sidetier.pipeline.errors import NoSuchTopicError
+from sidetier.pipeline.errors import NoSuchTopicError, UndecidedRecordsError
 from sidetier.pipeline.export.errors import LogTruncatedError, StillOnBrokerError
 from sidetier.pipeline.export.held_back import Cause
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
@@ -143,7 +143,8 @@ def test_each_record_once_whenever_it_is_packed_archived_and_exported(data: st.D
                 log.store.delete_object(key)
                 del packs[key]
         elif len(segments) > 1 or packs:
-            with suppress(NoSuchTopicError):
+            # Without producer snapshots, an early open transaction is found by reading alone.
+            with suppress(NoSuchTopicError, UndecidedRecordsError):
                 export(log, target, with_tail=data.draw(st.booleans(), label="with tail"))
             done = exported(target)
             assert done == stable[: len(done)]
