@@ -251,6 +251,15 @@ class PartitionArchive:
         """Read the stored leader epochs. One request."""
         return self._stored.epochs().epoch_history
 
+    def newest_epochs(self) -> EpochHistory | None:
+        """Return the epoch history of the newest leader in the latest snapshot, also above its end.
+        No request.
+
+        Returns:
+            None if only the archive shows which leader is the newest.
+        """
+        return None
+
     def gaps(self) -> Gaps:
         """Read the recorded gaps. One request."""
         return self._stored.gaps()

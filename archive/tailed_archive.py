@@ -18,7 +18,7 @@ import structlog
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.errors import TailMovedError, UnreadTailError
 from sidetier.archive.objects.segment import PackedLog, RowTransactions, StoredLog
-from sidetier.archive.objects.watermark import Watermark
+from sidetier.archive.objects.watermark import Watermark, is_noted
 from sidetier.archive.partition_archive import ArchiveSnapshot, PartitionArchive
 from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.tail.inventory import TailContents, TailInventory
@@ -125,8 +125,11 @@ class _StoreTails:
 
 
 class _Tail(NamedTuple):
-    """A tail, with the state of the archive and the rows that it was made from. `problem` is why it
-    is nothing, if that is not known to be right.
+    """A tail, with the state of the archive and the rows that it was made from.
+
+    Attributes:
+        newest_epochs: The history of the newest leader; None if no row is above the archive.
+        problem: Why it is nothing, if that is not known to be right.
     """
 
     etag: str | None
@@ -134,6 +137,7 @@ class _Tail(NamedTuple):
     unread: Sequence[PackRef]
     merged: MergedTail
     logs: tuple[PackedLog, ...]
+    newest_epochs: EpochHistory | None = None
     problem: SidetierError | None = None
 
 
@@ -223,6 +227,10 @@ class TailedArchive(PartitionArchive):
         if joined is None or not joined.tail.logs:
             return super().epochs()
         return joined.tail.merged.epochs
+
+    def newest_epochs(self) -> EpochHistory | None:
+        """Return the epoch history of the newest leader that packs know; as the base class."""
+        return None if self._joined is None else self._joined.tail.newest_epochs
 
     def snapshot(self, max_age: float = 0.0, *, thorough: bool = False) -> ArchiveSnapshot:
         """Return a snapshot of archive and tail; see `PartitionArchive.snapshot`."""
@@ -337,7 +345,10 @@ class TailedArchive(PartitionArchive):
         if merged.unread is not None:
             problem = UnreadTailError(f"{self.tp}: {merged.unread}")
         logs = tuple(map(_as_segment, merged.slices))
-        return _Tail(etag, rows, contents.unread, merged, logs, problem)
+        newest = None
+        if problem is None and _is_above(archived, part, rows):
+            newest = merged.newest_epochs
+        return _Tail(etag, rows, contents.unread, merged, logs, newest, problem)
 
     def _archived_part(
         self, archived: ArchiveView | None, rows: Sequence[PackedRow]
@@ -365,6 +376,15 @@ def open_partition(
     if tails is None:
         return PartitionArchive(tp, archive, settings_check, clock, extract)
     return TailedArchive(tp, archive, settings_check, clock, tails, extract)
+
+
+def _is_above(archived: ArchiveView | None, part: ArchivedPart, rows: Sequence[PackedRow]) -> bool:
+    """Whether rows reach beyond the archive, and the stored leader epochs belong to it."""
+    if archived is None:
+        return bool(rows)
+    if all(source.row.end <= archived.end for source in rows):
+        return False
+    return not part.epochs.entries or is_noted(archived.watermark, part.epochs)
 
 
 def _first_lost(seen: _Seen, epochs: EpochHistory, merged: MergedTail) -> Offset | None:

@@ -31,6 +31,7 @@ import structlog
 
 from sidetier.archive.access import ArchiveAccess, open_archive
 from sidetier.archive.folders import ArchiveFolder, access_to_folders
+from sidetier.archive.tailed_archive import SharedTails
 from sidetier.config.storage import StorageConfig
 from sidetier.config.types import References, resolved
 from sidetier.mirror.copy.archive_source import ArchiveSource
@@ -47,6 +48,7 @@ from sidetier.segments.errors import (
     UnsupportedVersionError,
 )
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.attempt import monotonic
 from sidetier.telemetry.logs import configure_logs
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import (
@@ -166,6 +168,12 @@ def rivals_of_one_process(
     return every & known
 
 
+PACK_SECONDS: Final = 60.0
+"""Minimum time between two readings of the tail packs: the offsets to copy are fixed, and a pack is
+deleted an hour after it is not needed.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskArchive:
     """The source's archive, as a task opens it.
@@ -175,12 +183,14 @@ class TaskArchive:
         storage: Configuration of the archive's stores.
         folders: The quarantined or retired folder of each partition that is read from one.
         abort_open: Whether transactions that are open at the archive's end count as aborted.
+        with_tail: Whether the tail packs are read, too.
     """
 
     cluster: str
     storage: StorageConfig
     folders: Mapping[TopicPartition, ArchiveFolder] = field(default_factory=dict)
     abort_open: bool = False
+    with_tail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +279,19 @@ class SparkCopy:
         folders = self.archive.folders
         return access_to_folders(access, folders) if folders else access
 
+    def _stored(
+        self, task: PartitionTask, access: ArchiveAccess | None, *, reads_brokers: bool
+    ) -> ArchiveSource | None:
+        if access is None or self.archive is None:
+            return None
+        with_tail = self.archive.with_tail
+        return ArchiveSource(
+            access,
+            abort_open=self.archive.abort_open,
+            cluster_id=_source_cluster(task.copy) if reads_brokers else None,
+            tails=SharedTails(access, monotonic, PACK_SECONDS) if with_tail else None,
+        )
+
     def _copy(
         self,
         task: PartitionTask,
@@ -278,16 +301,10 @@ class SparkCopy:
         counted: Callable[[Counts], None],
     ) -> None:
         tp = task.copy.source
-        abort_open = self.archive is not None and self.archive.abort_open
+        reads_brokers = source_settings is not None
         source = KafkaSource(
             None if source_settings is None else lambda: Cluster(source_settings),
-            None
-            if archive is None
-            else ArchiveSource(
-                archive,
-                abort_open=abort_open,
-                cluster_id=None if source_settings is None else _source_cluster(task.copy),
-            ),
+            self._stored(task, archive, reads_brokers=reads_brokers),
             until={tp: task.end},
             on_gap=OnGap.STOP,
         )

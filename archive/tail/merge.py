@@ -194,6 +194,8 @@ class MergedTail:
         leader_epoch: The newest leader epoch of all rows and of the archive; None without any.
         gap: The first gap, if a true range follows behind it.
         unread: Why packs that cannot be read leave the tail empty; None if they do not.
+        newest_epochs: The epoch history of archive and newest leader, not cut at `end`: a claim
+            shows where the leader has discarded records of the one before it.
     """
 
     start: Offset
@@ -206,6 +208,7 @@ class MergedTail:
     leader_epoch: int | None
     gap: OffsetRange | None
     unread: str | None = None
+    newest_epochs: EpochHistory = NO_EPOCHS
 
     @property
     def newest_ms(self) -> int | None:
@@ -291,6 +294,7 @@ def merge(
         leader_epoch=epochs.entries[-1][0] if epochs.entries else None,
         gap=None if behind is None else OffsetRange(end, behind),
         unread=doubt,
+        newest_epochs=epochs,
     )
 
 

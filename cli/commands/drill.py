@@ -2,7 +2,9 @@
 
 import random
 import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,15 +19,30 @@ from sidetier.cli.output import Cell, OutputFormat, Result, Table, range_text, s
 from sidetier.cli.signals import ended_by_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from sidetier.archive.access import ArchiveAccess
     from sidetier.config.model import Config
     from sidetier.mirror.drill.run import DrilledPartition
     from sidetier.mirror.hydrate.plan import PlannedPartition
+    from sidetier.segments.offsets import TopicPartition
 
 _CONNECTIONS: Final = 32
 _MAX_SEED: Final = 2**31 - 1
+
+
+_TailStarts = Mapping["TopicPartition", int]
+"""Where the tails of partitions begin."""
+
+
+def _tail_offsets(partition: "PlannedPartition", tails: _TailStarts) -> int:
+    start = tails.get(partition.topic_partition, partition.end)
+    return max(partition.end - max(start, partition.start), 0)
+
+
+def _tail_text(partitions: "Iterable[PlannedPartition]", tails: _TailStarts) -> str:
+    offsets = sum(_tail_offsets(partition, tails) for partition in partitions)
+    return f", {offsets:,} offsets of them in tail packs" if tails else ""
 
 
 _PLANNED_COLUMNS: Final = ("PARTITION", "OFFSETS", "SEGMENTS", "SIZE")
@@ -40,11 +57,12 @@ def _planned_cells(partition: "PlannedPartition") -> tuple[Cell, ...]:
     )
 
 
-def _planned_json(partition: "PlannedPartition") -> dict[str, object]:
+def _planned_json(partition: "PlannedPartition", tails: "_TailStarts") -> dict[str, object]:
     return {
         **partition.topic_partition._asdict(),
         "start": partition.start,
         "end": partition.end,
+        "tail_offsets": _tail_offsets(partition, tails),
         "segments": [segment.key for segment in partition.segments],
         "bytes": partition.size,
     }
@@ -56,19 +74,21 @@ class SampleResult(Result):
 
     sample: "Sequence[PlannedPartition]"
     seed: int
+    tails: _TailStarts = field(default_factory=dict)
 
     def as_json(self) -> object:
         """Return the sample."""
         return {
             "dry_run": True,
             "seed": self.seed,
-            "partitions": [_planned_json(partition) for partition in self.sample],
+            "partitions": [_planned_json(partition, self.tails) for partition in self.sample],
         }
 
     def as_tables(self) -> "Sequence[Table]":
         """Return a row for each partition."""
         rows = [_planned_cells(partition) for partition in self.sample]
-        footer = f"this sample would be restored; the same sample again: --seed {self.seed}"
+        tail = _tail_text(self.sample, self.tails)
+        footer = f"this sample would be restored{tail}; the same sample again: --seed {self.seed}"
         return (Table(_PLANNED_COLUMNS, rows, footer=footer),)
 
 
@@ -78,6 +98,7 @@ class DrillResult:
 
     partitions: "Sequence[DrilledPartition]"
     seed: int
+    tails: _TailStarts = field(default_factory=dict)
     recorded: str | None = None
 
     @property
@@ -110,7 +131,7 @@ class DrillResult:
             "recorded": self.recorded,
             "partitions": [
                 {
-                    **_planned_json(partition.plan),
+                    **_planned_json(partition.plan, self.tails),
                     "records": partition.records,
                     "live": partition.live,
                     "problems": list(partition.problems),
@@ -131,9 +152,10 @@ class DrillResult:
             for partition in self.partitions
         ]
         columns = (*_PLANNED_COLUMNS, "RECORDS", "LIVE BROKERS", "OUTCOME")
+        tail = _tail_text((partition.plan for partition in self.partitions), self.tails)
         total = (
-            f"{len(rows)} partitions, {size_text(self.size)}, {self.records:,} records; "
-            f"the same sample again: --seed {self.seed}"
+            f"{len(rows)} partitions, {size_text(self.size)}, {self.records:,} records"
+            f"{tail}; the same sample again: --seed {self.seed}"
         )
         footer = "\n".join([*self.problems, total])
         return (Table(columns, rows, footer=footer),)
@@ -164,6 +186,11 @@ class DrillOptions(CommandOptions):
     )
     newest: bool = option(
         "--newest", help="Sample the newest segments, not segments at a random place."
+    )
+    with_tail: bool = option(
+        "--with-tail",
+        help="Sample the newest segments, and the records of active segments that tail packs have. "
+        "They are promoted into --directory; the archive does not change.",
     )
     max_partitions: int = option(
         "--max-partitions",
@@ -262,14 +289,41 @@ def command(options: DrillOptions) -> SampleResult | DrillResult:
     if seed is None:
         seed = random.SystemRandom().randint(0, _MAX_SEED)
     rules = SampleRules(
-        seed, options.segments, options.newest, options.max_partitions, options.max_bytes
+        seed,
+        options.segments,
+        options.newest or options.with_tail,
+        options.max_partitions,
+        options.max_bytes,
     )
-    with ended_by_signals(), open_archive(config, connections=_CONNECTIONS) as archive:
-        sample = select_sample(archive, rules, options.patterns, options.numbers)
-        if options.dry_run:
-            return SampleResult(sample, seed)
-        result = DrillResult(_drilled(config, archive, sample, options), seed)
+    with ExitStack() as stack:
+        stack.enter_context(ended_by_signals())
+        archive = stack.enter_context(open_archive(config, connections=_CONNECTIONS))
+        if not options.with_tail:
+            sample = select_sample(archive, rules, options.patterns, options.numbers)
+            if options.dry_run:
+                return SampleResult(sample, seed)
+            result = DrillResult(_drilled(config, archive, sample, options), seed)
+        else:
+            from sidetier.cli.drill.tails import drilled_tails  # noqa: PLC0415
+
+            tails = stack.enter_context(drilled_tails(config, archive, options.directory))
+            sample = select_sample(
+                tails.archive, rules, options.patterns, options.numbers, tails.found, tails.promote
+            )
+            if options.dry_run:
+                return SampleResult(sample, seed, tails.starts)
+            drilled = _drilled(config, tails.archive, sample, options)
+            drilled = [_with_problem(partition, tails.problems) for partition in drilled]
+            result = DrillResult(drilled, seed, tails.starts)
         return _recorded(archive, result) if options.record else result
+
+
+def _with_problem(
+    drilled: "DrilledPartition", problems: "Mapping[TopicPartition, str]"
+) -> "DrilledPartition":
+    """Return the result with the problem of the partition's tail, if it has one."""
+    problem = problems.get(drilled.plan.topic_partition)
+    return drilled if problem is None else replace(drilled, problems=(*drilled.problems, problem))
 
 
 def _drilled(

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 def command(options: RestoreOptions) -> "PlanResult | RestoreResult":
     """Copy archived topics into topics of a running cluster, each record exactly once.
 
-    Reads only the archive. It keeps keys, values, headers, timestamps and partitions; `sidetier
-    restore translate-offsets` translates offsets. `sidetier hydrate` keeps offsets as well, but
-    needs an empty cluster. After an interruption, run the same command again: it continues.
+    Reads only the archive, and with --with-tail also tail packs. It keeps keys, values, headers,
+    timestamps and partitions; `sidetier restore translate-offsets` translates offsets. `sidetier
+    hydrate` keeps offsets as well, but needs an empty cluster. After an interruption, run the same
+    command again: it continues.
 
     WHERE is an offset (1234), a number of records before the end (-100), a time
     (2026-11-21, 2026-11-21T08:00:00Z; UTC without a zone; or @1700000000000, ms since 1970),

@@ -109,13 +109,13 @@ class ReadOptions:
 
 @options
 class TailOptions:
-    """What to do about records that only the brokers have."""
+    """What to do about records that are not archived."""
 
-    action: Literal["stop", "wait", "kafka"] = option(
+    action: Literal["stop", "wait", "packs", "kafka"] = option(
         "--tail",
         default="stop",
-        help="Records that only the brokers have: end before them, wait until they are stored, or "
-        "read them from Kafka.",
+        help="Records that are not archived yet: end before them, wait until they are, read those "
+        "that tail packs have, or read them from Kafka.",
     )
     timeout: float = option(
         "--tail-timeout",

@@ -381,6 +381,10 @@ class RestoreOptions:
     bootstrap: str | None = BOOTSTRAP
     target: ClusterOptions = _TARGET
     copy: CopyOptions = group()
+    with_tail: bool = option(
+        "--with-tail",
+        help="Restore the records of active segments that tail packs have, too.",
+    )
     open_transactions: Literal["leave-out", "abort"] = option(
         "--open-transactions",
         default="leave-out",

@@ -57,6 +57,7 @@ def restore(config: Config, options: RestoreOptions) -> PlanResult | RestoreResu
         abort_open=options.open_transactions == "abort",
         accept_cleanup=options.accept_cleanup,
         verify=options.verify,
+        with_tail=options.with_tail,
     )
     stop = threading.Event()
     spark = spark_engine(options.engine, stop)

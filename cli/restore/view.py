@@ -48,7 +48,7 @@ class PlanResult:
             (*_cells(partition), partition.offsets_left, self._target(partition.target.topic))
             for partition in self.plan.partitions
         ]
-        columns = (*_COLUMNS, "OFFSETS TO RESTORE", "TARGET TOPIC")
+        columns = (*_columns(self.plan), "OFFSETS TO RESTORE", "TARGET TOPIC")
         return (Table(columns, rows, footer=notes(self.plan.partitions, self.plan.settings_left)),)
 
     def _target(self, topic: str) -> str:
@@ -97,7 +97,7 @@ class RestoreResult:
         ]
         footer = notes(self.report.plan.partitions, self.report.plan.settings_left)
         (sums,) = CopyResult(self.report.copied).as_tables()
-        tables = [Table((*_COLUMNS, "VERIFIED"), rows, footer=footer), sums]
+        tables = [Table((*_columns(self.report.plan), "VERIFIED"), rows, footer=footer), sums]
         if self.report.stopped:
             tables.append(Table((), footer="stopped; run the same command again to continue"))
         elif not any(partition.offsets_left for partition in self.report.plan.partitions):
@@ -111,15 +111,19 @@ class RestoreResult:
         return "; ".join(checked.problems) or f"{checked.records} records are equal"
 
 
-_COLUMNS = ("SOURCE", "TARGET", "OFFSETS", "ARCHIVED UP TO")
+def _columns(plan: RestorePlan) -> tuple[str, ...]:
+    with_tail = any(partition.tail_end is not None for partition in plan.partitions)
+    return ("SOURCE", "TARGET", "OFFSETS", "ARCHIVED UP TO", *["SAFE UP TO"] * with_tail)
 
 
 def _cells(partition: PartitionRestore) -> tuple[Cell, ...]:
+    tail_end = partition.tail_end
     return (
         str(partition.source),
         str(partition.target),
         range_text(partition.start, partition.end),
         partition.archive_end,
+        *(() if tail_end is None else (tail_end,)),
     )
 
 
@@ -132,6 +136,7 @@ def range_json(partition: PartitionRestore) -> dict[str, object]:
         "start": partition.start,
         "end": partition.end,
         "archive_end": partition.archive_end,
+        "safe_up_to": partition.tail_end,
         "undecided_offsets": partition.undecided,
         "above_end": list(partition.above_end),
     }
@@ -142,10 +147,12 @@ def notes(
 ) -> str | None:
     """Return what the operator should know or do; None if there is nothing."""
     lines = [
-        f"{partition.source}: {partition.undecided} archived offsets from "
+        f"{partition.source}: {partition.undecided} "
+        f"{'archived' if partition.tail_end is None else 'stored'} offsets from "
         f"{partition.last_stable_offset} on are left out: a transaction that begins there is open "
-        "at the end of the archive. If it will never be decided, restore the records behind its "
-        "start with --open-transactions abort"
+        f"at the end of {'the archive' if partition.tail_end is None else 'archive and tail'}. If "
+        "it will never be decided, restore the records behind its start with --open-transactions "
+        "abort"
         for partition in partitions
         if partition.undecided
     ]

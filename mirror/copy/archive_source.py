@@ -12,13 +12,15 @@ from typing import Final
 from uuid import UUID
 
 from sidetier.archive.access import ArchiveAccess, range_reader
+from sidetier.archive.errors import ArchiveReplacedError
 from sidetier.archive.locate import Locator
 from sidetier.archive.missing_offsets import first_missing
 from sidetier.archive.objects.layout import other_cluster, read_note
 from sidetier.archive.objects.log_check import cut_at
 from sidetier.archive.objects.segment import StoredLog, Version
-from sidetier.archive.partition_archive import PartitionArchive
+from sidetier.archive.partition_archive import ArchiveSnapshot, PartitionArchive
 from sidetier.archive.settings_check import SettingsCheck
+from sidetier.archive.tailed_archive import SharedTails, open_partition
 from sidetier.archive.transactions import PartitionTransactions
 from sidetier.archive.view import ArchiveView
 from sidetier.leadership.kraft.image import print_uuid
@@ -82,6 +84,8 @@ class ArchiveSource:
             reading ends at the first record of such a transaction.
         cluster_id: Kafka's id of the cluster whose brokers are read, too; None if only the archive
             is read, or if they report no id.
+        tails: The tail packs that follow the archives; None to read the archives alone. With them,
+            an archive ends where its tail ends.
     """
 
     def __init__(
@@ -92,12 +96,14 @@ class ArchiveSource:
         cluster_id: str | None = None,
         clock: Callable[[], float] = monotonic,
         chunk_bytes: int = CHUNK_BYTES,
+        tails: SharedTails | None = None,
     ) -> None:
         self._archive = archive
         self._abort_open = abort_open
         self._cluster_id = cluster_id
         self._clock = clock
         self._chunk_bytes = chunk_bytes
+        self._tails = tails
         self._settings_check = SettingsCheck(archive)
         self._locator = Locator(_INDEX_CACHE_BYTES, lambda _key, _reason: None)
         self._partitions: dict[TopicPartition, PartitionArchive] = {}
@@ -138,14 +144,21 @@ class ArchiveSource:
         Raises:
             ConfigurationError: The archive belongs to another Kafka cluster than the brokers.
             ArchiveError: The stored objects are not valid.
+            ArchiveReplacedError: Only with tails: records that were read before are no longer this
+                partition's history.
+            UnreadTailError: It is not known which records the tail has.
             StorageError: As `RemoteStorage` documents.
         """
         if tp not in self._partitions:
             self._require_same_cluster(self._archive.store(tp.topic))
-            self._partitions[tp] = PartitionArchive(
-                tp, self._archive, self._settings_check, self._clock
+            self._partitions[tp] = open_partition(
+                tp, self._archive, self._settings_check, self._clock, self._tails
             )
-        view = self._partitions[tp].snapshot(max_age).view
+        archive = self._partitions[tp]
+        snapshot = archive.snapshot(max_age)
+        if self._tails is not None:
+            _require_same_history(archive, snapshot)
+        view = snapshot.view
         wanted = topic_id or self._topic_ids.get(tp.topic)
         stored = None if view is None else view.watermark.topic_id
         # `offset.wm` has the id in Kafka's text form.
@@ -295,3 +308,15 @@ class ArchiveSource:
                 store, lambda log, at: self._batches(tp, log, at)
             )
         return self._transactions[tp]
+
+
+def _require_same_history(archive: PartitionArchive, snapshot: ArchiveSnapshot) -> None:
+    """Raise the error of a tail that is not known, or that a later leader has discarded.
+
+    Of an archive alone, a copy of a running cluster continues with what the brokers have.
+    """
+    for change in snapshot.changes:
+        if change.message is not None:
+            raise ArchiveReplacedError(change.message, change.first)
+    if archive.problem is not None:
+        raise archive.problem

@@ -52,6 +52,8 @@ def select_sample(
     rules: SampleRules,
     patterns: Collection[str] = (),
     numbers: Collection[int] = (),
+    more: Collection[TopicPartition] = (),
+    prepare: Callable[[TopicPartition], None] = lambda _: None,
 ) -> list[PlannedPartition]:
     """Choose a sample of the archived partitions that match.
 
@@ -60,12 +62,14 @@ def select_sample(
         rules: The rules for the sample.
         patterns: Regular expressions for whole topic names; empty for all but internal topics.
         numbers: Partition numbers; empty for all.
+        more: Partitions that need not be archived before `prepare` was called for them.
+        prepare: Called with each partition that is considered, before it is planned.
 
     Raises:
         ConfigurationError: A pattern is invalid, or no partition can be chosen.
         StorageError: The archive cannot be read.
     """
-    archived = archived_partitions(archive)
+    archived = sorted({*archived_partitions(archive), *more})
     too_high = {
         TopicPartition(topic, number)
         for topic, stored_numbers in numbers_by_topic(archived).items()
@@ -84,7 +88,13 @@ def select_sample(
         # The brokers of the drill would get all partitions below it.
         and tp not in too_high
     ]
-    return choose_sample(stored, partition_planner(archive, Cut()), rules)
+    plan = partition_planner(archive, Cut())
+
+    def planned(tp: TopicPartition) -> PlannedPartition:
+        prepare(tp)
+        return plan(tp)
+
+    return choose_sample(stored, planned, rules)
 
 
 def choose_sample(

@@ -8,11 +8,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.reader import ArchiveReader, Failed, Gap, ReachedEnd, Records
 from sidetier.mirror.hydrate.batch_scan import scan_batches
-from sidetier.mirror.hydrate.plan import PlannedSegment
-from sidetier.mirror.hydrate.survey import chunks_of
+from sidetier.segments.errors import ArchiveError
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 from sidetier.segments.transactions import Marker, TransactionTracker
 
@@ -23,6 +21,7 @@ _FIXED = struct.Struct(">qqb")
 _LENGTH = struct.Struct(">i")
 _NULL: Final = _LENGTH.pack(-1)
 _TAKE: Final = 10_000
+_BOUNDS_SECONDS: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -107,16 +106,26 @@ class HiddenOffsets:
         return self._at < len(self._ranges) and self._ranges[self._at].start <= offset
 
 
-def hidden_ranges(
-    archive: ArchiveAccess, tp: TopicPartition, segments: Iterable[PlannedSegment], end: int
-) -> list[OffsetRange]:
-    """Return the offsets of transactions that were aborted, or are not decided before `end`.
+@dataclass(frozen=True, slots=True)
+class LogBytes:
+    """A segment to read.
+
+    Attributes:
+        key: Its name, for errors.
+        chunks: Its bytes.
+        offsets: The offsets that count. Batches outside are ignored.
+    """
+
+    key: str
+    chunks: Iterable[bytes | bytearray]
+    offsets: OffsetRange
+
+
+def hidden_ranges(segments: Iterable[LogBytes]) -> list[OffsetRange]:
+    """Return the offsets of transactions that were aborted, or are not decided in the segments.
 
     Args:
-        archive: The archive.
-        tp: The partition.
         segments: The segments to read, by ascending base offset.
-        end: The end of the offsets to read, exclusive.
 
     Raises:
         DamagedSegmentError, UnsupportedFormatError: A segment is not a sequence of batches.
@@ -126,9 +135,11 @@ def hidden_ranges(
     undecided: dict[int, list[OffsetRange]] = {}
     hidden: list[OffsetRange] = []
     for segment in segments:
-        for _, header, marker in scan_batches(chunks_of(archive, tp, segment), segment.key):
-            if header.base_offset >= end:
+        for _, header, marker in scan_batches(segment.chunks, segment.key):
+            if header.base_offset >= segment.offsets.end:
                 break
+            if header.next_offset <= segment.offsets.start:
+                continue
             ended = tracker.feed(header, marker)
             if ended is not None:
                 batches = undecided.pop(ended.producer_id)
@@ -145,10 +156,12 @@ def archived_records(
     """Yield the records in [`start`, `end`); skip gaps.
 
     Raises:
+        ArchiveError: It ends below `end` now: the reader would wait for the rest.
         SidetierError: The archive cannot be read.
     """
     if end <= start:
         return
+    _require_stored(reader, tp, end)
     reader.assign(tp, start, until=end)
     try:
         while True:
@@ -164,3 +177,13 @@ def archived_records(
                         return
     finally:
         reader.unassign(tp)
+
+
+def _require_stored(reader: ArchiveReader, tp: TopicPartition, end: int) -> None:
+    bounds = reader.bounds(tp, max_age=_BOUNDS_SECONDS)
+    stored = 0 if bounds is None else bounds.next_offset
+    if stored < end:
+        raise ArchiveError(
+            f"{tp}: the stored records end at offset {stored} now, and ended at {end} or above "
+            "before: records were discarded (an unclean election), or moved away"
+        )

@@ -33,11 +33,12 @@ from sidetier.mirror.hydrate.digest import (
     COLUMNS,
     Digest,
     HiddenOffsets,
+    LogBytes,
     archived_records,
     hidden_ranges,
 )
 from sidetier.mirror.hydrate.plan import PlannedPartition, PlannedSegment
-from sidetier.mirror.hydrate.survey import may_have_transactions
+from sidetier.mirror.hydrate.survey import chunks_of, may_have_transactions
 from sidetier.mirror.hydrate.topics import is_not_leading
 from sidetier.segments.errors import (
     BrokerError,
@@ -123,7 +124,14 @@ class ArchiveSide:
                 )
             )
         wanted = [segment for segment, flag in zip(plan.segments, flags, strict=True) if flag]
-        return hidden_ranges(self._archive, tp, wanted, plan.end)
+        return hidden_ranges(
+            LogBytes(
+                segment.key,
+                chunks_of(self._archive, tp, segment),
+                OffsetRange(Offset(segment.base_offset), Offset(plan.end)),
+            )
+            for segment in wanted
+        )
 
 
 class BrokerSide:

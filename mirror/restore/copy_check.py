@@ -8,11 +8,11 @@ from typing import Final, Protocol
 import numpy as np
 import pyarrow as pa
 
-from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.access import ArchiveAccess, range_reader
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.objects.log_check import mismatch
 from sidetier.archive.objects.notes import noted_next_offset, noted_records
-from sidetier.archive.objects.segment import StoredLog
+from sidetier.archive.objects.segment import PackedLog, StoredLog
 from sidetier.archive.reader import ArchiveReader, IsolationLevel, ReaderSettings
 from sidetier.archive.view import ArchiveView
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
@@ -21,14 +21,15 @@ from sidetier.mirror.hydrate.digest import (
     COLUMNS,
     Digest,
     HiddenOffsets,
+    LogBytes,
     archived_records,
     hidden_ranges,
 )
-from sidetier.mirror.hydrate.plan import PlannedSegment
 from sidetier.segments.errors import ObjectNotFoundError
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 _AT_ONCE: Final = 16
+_RANGE_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +81,20 @@ class ArchivedRecords:
     Args:
         archive: The archive.
         max_batch_bytes: Maximum decompressed bytes of a batch.
+        with_tail: Whether the tail packs are read, too.
     """
 
     def __init__(
-        self, archive: ArchiveAccess, max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
+        self,
+        archive: ArchiveAccess,
+        max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
+        *,
+        with_tail: bool = False,
     ) -> None:
         self._archive = archive
-        settings = ReaderSettings(columns=COLUMNS, max_batch_bytes=max_batch_bytes)
+        settings = ReaderSettings(
+            columns=COLUMNS, max_batch_bytes=max_batch_bytes, with_tail=with_tail
+        )
         self._readers = {
             level: ArchiveReader(archive, replace(settings, isolation=level))
             for level in IsolationLevel
@@ -142,6 +150,8 @@ class ArchivedRecords:
             until = view.until(log.base_offset)
             if until <= wanted.start or log.base_offset >= wanted.end:
                 return None
+            if isinstance(log, PackedLog):
+                return None  # nothing notes the number of its records
             try:
                 head = store.head_object(log.key)
             except ObjectNotFoundError:
@@ -166,10 +176,18 @@ class ArchivedRecords:
         """Return the offsets of aborted and undecided transactions from `decided` on."""
         first = view.holder(decided)
         logs = [log for log in view.logs if first is None or log.base_offset >= first.base_offset]
-        segments = [
-            PlannedSegment(log.base_offset, log.key, log.row.etag, log.size) for log in logs
-        ]
-        return hidden_ranges(self._archive, copied.source, segments, view.end)
+        read = range_reader(self._archive, copied.source.topic)
+
+        def chunks(log: StoredLog) -> Iterator[bytes]:
+            for start in range(0, log.size, _RANGE_BYTES):
+                yield read(log.row, start, min(start + _RANGE_BYTES, log.size))
+
+        def counting(log: StoredLog) -> OffsetRange:
+            # A range of a pack can begin within another one, and its rest may be stale.
+            end = log.end if isinstance(log, PackedLog) else view.end
+            return OffsetRange(Offset(log.base_offset), end)
+
+        return hidden_ranges(LogBytes(log.key, chunks(log), counting(log)) for log in logs)
 
 
 def _counted(

@@ -74,11 +74,12 @@ class PartitionRestore:
         start: The first offset, inclusive.
         end: The end of the offsets, exclusive.
         archive_end: The partition is archived up to this offset, exclusive.
-        last_stable_offset: The first offset of a transaction that is open at the archive's end;
-            otherwise `archive_end`.
+        last_stable_offset: The first offset of a transaction that is open at the readable end;
+            otherwise the readable end.
         note: The note to store with the progress.
         restored_to: The progress: the next source offset. None before the first run.
         above_end: Base offsets of stored segments above `archive_end`, which are not committed.
+        tail_end: End of the tail, exclusive; None if tail packs are not read.
     """
 
     source: TopicPartition
@@ -90,6 +91,12 @@ class PartitionRestore:
     note: RestoreNote
     restored_to: Offset | None = None
     above_end: tuple[int, ...] = ()
+    tail_end: Offset | None = None
+
+    @property
+    def readable_end(self) -> Offset:
+        """End of the records that could be restored, exclusive."""
+        return self.archive_end if self.tail_end is None else self.tail_end
 
     @property
     def offsets_left(self) -> int:
@@ -98,9 +105,9 @@ class PartitionRestore:
 
     @property
     def undecided(self) -> int:
-        """Number of archived offsets that are left out because a transaction is open below them."""
+        """Number of stored offsets that are left out because a transaction is open below them."""
         is_cut = self.end == self.last_stable_offset
-        return self.archive_end - self.last_stable_offset if is_cut else 0
+        return self.readable_end - self.last_stable_offset if is_cut else 0
 
 
 class ArchivedTopics:

@@ -17,6 +17,7 @@ from sidetier.archive.objects.cluster_snapshots import last_definitions
 from sidetier.archive.objects.layout import read_note
 from sidetier.archive.positions import BEGINNING, END, PartitionRange, Position, plan_ranges
 from sidetier.archive.reader.reader import ArchiveReader
+from sidetier.archive.tailed_archive import SharedTails
 from sidetier.archive.topics import archived_partitions, numbers_by_topic
 from sidetier.config.model import Config
 from sidetier.config.types import References, resolved
@@ -49,6 +50,7 @@ from sidetier.mirror.restore.plan import (
     target_problems,
 )
 from sidetier.mirror.spark_copy import (
+    PACK_SECONDS,
     PartitionTask,
     SparkCopy,
     TaskArchive,
@@ -63,6 +65,7 @@ from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.names import DirectoryState, parse_partition_directory
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
+from sidetier.storage.attempt import monotonic
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import (
     EARLIEST,
@@ -95,6 +98,7 @@ class RestoreRequest:
             Otherwise its partition's records are left out from its first record on.
         accept_cleanup: Restore also into topics whose retention or compaction may delete records.
         verify: Consume the restored records, and compare them with the archive.
+        with_tail: Restore the records of tail packs, too.
     """
 
     name: str | None = None
@@ -107,6 +111,7 @@ class RestoreRequest:
     abort_open: bool = False
     accept_cleanup: bool = False
     verify: bool = True
+    with_tail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +180,7 @@ class Restore:
         references: The target's client properties; secrets are references.
         properties: The same properties with secrets resolved.
         folders: Folder of each partition; empty for the live archive.
+        tails: The tail packs; None to restore the archive alone.
     """
 
     config: Config
@@ -195,6 +201,7 @@ class Restore:
     spark: SparkEngine | None
     registry: CollectorRegistry | None
     on_note: Callable[[str], None]
+    tails: SharedTails | None = None
 
     def plan(self) -> RestorePlan:
         """Return ranges and targets, and the problems of targets. Changes nothing.
@@ -332,7 +339,7 @@ class Restore:
         by_source = {partition.source: partition for partition in plan.partitions}
         source = KafkaSource(
             None,
-            ArchiveSource(self.source, abort_open=self.request.abort_open),
+            ArchiveSource(self.source, abort_open=self.request.abort_open, tails=self.tails),
             until={tp: partition.end for tp, partition in by_source.items()},
             on_gap=self.request.copy.on_gap,
         )
@@ -382,7 +389,11 @@ class Restore:
             self.request.copy.limits,
             self.references,
             archive=TaskArchive(
-                self.config.cluster.name, self.config.storage, self.folders, self.request.abort_open
+                self.config.cluster.name,
+                self.config.storage,
+                self.folders,
+                self.request.abort_open,
+                self.request.with_tail,
             ),
             rivals=(self.names.transactional_id(),),
         )
@@ -399,7 +410,7 @@ class Restore:
         starts = list_offsets(
             self.target, dict.fromkeys([copy.target for copy in copies.values()], EARLIEST)
         )
-        source, brokers = ArchiveSource(self.source), BrokerSide(self.properties)
+        source, brokers = self._stored(), BrokerSide(self.properties)
         checked: dict[TopicPartition, CheckedCopy] = {}
         total = 2 * sum(partition.end - partition.start for partition in partitions)
         seen = 0
@@ -436,6 +447,10 @@ class Restore:
                 return replace(result, stopped=True, checked=checked)
 
         return replace(result, checked=checked)
+
+    def _stored(self) -> ArchiveSource:
+        """Return what is restored, as it is stored now."""
+        return ArchiveSource(self.source, tails=self.tails)
 
     def _definitions(self) -> dict[str, TopicDefinition]:
         """Return the definitions of the topics in the lost cluster, as far as snapshots
@@ -478,7 +493,7 @@ class Restore:
         targets: Mapping[str, PlannedCopy],
         progress: Mapping[TopicPartition, CommittedOffset],
     ) -> list[PartitionRestore]:
-        archive = ArchiveSource(self.source)
+        archive = self._stored()
         partitions = []
         for course in self._courses(archive):
             planned = targets[course.tp.topic]
@@ -498,7 +513,7 @@ class Restore:
                     target,
                     start,
                     end,
-                    archive_end=end if view is None else view.end,
+                    archive_end=end if view is None else view.archived_end,
                     last_stable_offset=end if last_stable_offset is None else last_stable_offset,
                     note=RestoreNote(
                         replace(
@@ -510,6 +525,7 @@ class Restore:
                     ),
                     restored_to=None if before is None else before.offset,
                     above_end=archive.above_end(course.tp),
+                    tail_end=None if self.tails is None or view is None else view.end,
                 )
             )
         return partitions
@@ -569,6 +585,7 @@ def open_restore(  # noqa: PLR0913 -- six have a default
     """
     names = MirrorNames(request.name or config.cluster.name, "restore")
     rules, partitions = _selection(request)
+    choice = _folder_choice(request)
     if spark is not None:
         check_spark_request(request.copy, {"target": target}, has_registry=registry is not None)
     properties = as_texts(resolved(target))
@@ -579,13 +596,15 @@ def open_restore(  # noqa: PLR0913 -- six have a default
         archive = stack.enter_context(
             open_archive(config.cluster.name, config.storage, connections=_CONNECTIONS, stop=stop)
         )
-        choice = _folder_choice(request)
+        tails = SharedTails(archive, monotonic, PACK_SECONDS) if request.with_tail else None
 
         def selected(tp: TopicPartition) -> bool:
             named = [known for known in partitions if known.topic == tp.topic]
             return rules.selects(tp.topic) and (not named or tp in named)
 
         all_partitions, source, folders = archived_partitions(archive), archive, None
+        if tails is not None:
+            all_partitions = sorted({*all_partitions, *_in_packs(archive, tails)})
         if choice is not None:
             source, folders = folder_archive(archive, choice, selected)
             all_partitions = sorted(
@@ -596,7 +615,9 @@ def open_restore(  # noqa: PLR0913 -- six have a default
         ]
         _require_archived(config, request, wanted, partitions)
         records = stack.enter_context(
-            closing(ArchivedRecords(source, request.copy.max_batch_bytes))
+            closing(
+                ArchivedRecords(source, request.copy.max_batch_bytes, with_tail=request.with_tail)
+            )
         )
         cluster = stack.enter_context(Cluster(settings))
         yield Restore(
@@ -618,7 +639,16 @@ def open_restore(  # noqa: PLR0913 -- six have a default
             spark,
             registry,
             on_note,
+            tails,
         )
+
+
+def _in_packs(archive: ArchiveAccess, tails: SharedTails) -> Iterator[TopicPartition]:
+    """Yield the partitions of which tail packs have records."""
+    for endpoint in archive.provider.endpoints:
+        contents = tails.read_store(endpoint, PACK_SECONDS).contents
+        found = tails.partitions(endpoint, PACK_SECONDS)
+        yield from (tp for tp in found if contents.may_have_tail(tp))
 
 
 class _StoppedError(Exception):
@@ -627,7 +657,7 @@ class _StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRanges:
-    """Offsets of a topic's partitions that can be restored."""
+    """Offsets of a topic's partitions that can be restored; with the tail, if `archive` has it."""
 
     archive: ArchiveSource
     reader: ArchiveReader
@@ -649,7 +679,7 @@ class ArchiveRanges:
         return OffsetRange(view.start, max(view.start, end or view.start))
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
-        """Search the archive alone."""
+        """Search what is stored."""
         return self.reader.offset_for_time(tp, timestamp_ms)
 
 
@@ -676,6 +706,11 @@ def _folder_choice(request: RestoreRequest) -> FolderChoice | None:
     chosen = [FolderChoice(kind, name) for kind, name in names.items() if name is not None]
     if len(chosen) > 1:
         raise ConfigurationError("--from-quarantine and --from-retired exclude each other")
+    if chosen and request.with_tail:
+        raise ConfigurationError(
+            f"--with-tail and {chosen[0].kind.option} exclude each other: a tail follows the live "
+            "archive"
+        )
     return chosen[0] if chosen else None
 
 

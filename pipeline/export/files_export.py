@@ -71,7 +71,7 @@ def open_files_export(
     with ExitStack() as stack:
         archive, store = stack.enter_context(places.open())
         require_fencing(store, target)
-        shared = stack.enter_context(Planner(archive, max_batch_bytes=request.max_batch_bytes))
+        shared = stack.enter_context(request.planner(archive))
         engine = stack.enter_context(_engine(request, places, archive, store, watcher))
         yield FilesExport(request, places, shared, store, engine, on_note)
 

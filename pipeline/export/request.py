@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.export.run import Terms
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
@@ -11,6 +12,7 @@ from sidetier.pipeline.export.sinks.tables.run import TableTerms
 from sidetier.pipeline.export.source import RequestedRange
 from sidetier.pipeline.export.values.options import AS_BYTES, ValueOptions
 from sidetier.pipeline.export.values.registry import RegistryConfig
+from sidetier.pipeline.planning.planner import PACK_SECONDS, Planner
 from sidetier.pipeline.planning.request import ReadRequest
 
 
@@ -21,8 +23,8 @@ class ExportRequest:
     Attributes:
         terms: Size of a commit, and other settings of a run.
         follow: Seconds between runs; None to end when everything is exported.
-        tail: Records that only the brokers have: end before them, wait until they are stored, or
-            read them from Kafka.
+        tail: Records that are not archived: end before them, wait until they are, read tail packs,
+            or read them from Kafka.
         registry: How to reach the schema registry.
         patience: Maximum wait for the tail, in seconds.
         max_batch_bytes: Maximum decompressed size of one stored batch.
@@ -31,11 +33,20 @@ class ExportRequest:
     topics: tuple[str, ...]
     terms: Terms = field(default_factory=Terms)
     follow: float | None = None
-    tail: Literal["stop", "wait", "kafka"] = "stop"
+    tail: Literal["stop", "wait", "packs", "kafka"] = "stop"
     registry: RegistryConfig | None = None
     patience: float = 3600.0
     dry_run: bool = False
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
+
+    def planner(self, archive: ArchiveAccess) -> Planner:
+        """Return a planner that reads what the export reads."""
+        return Planner(
+            archive,
+            max_batch_bytes=self.max_batch_bytes,
+            with_tail=self.tail == "packs",
+            pack_age=PACK_SECONDS,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

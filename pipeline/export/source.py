@@ -1,4 +1,5 @@
-"""Source of the records to export: the archive, and behind it records that only the brokers have.
+"""Source of the records to export: the archive, and behind it records that only the brokers have,
+or tail packs.
 
 Every export reads through one of these sources, whether it writes files or tables. A source finds
 the offsets that can be exported now, and plans the reading of fixed ranges of them.
@@ -77,8 +78,8 @@ class Source(Protocol):
         Args:
             next_offsets: next offsets of the export. A partition that is not among them starts
                 where the export starts.
-            tail: offsets up to which records were last read from the brokers. If a next offset
-                equals its entry here, the archive may end below it.
+            tail: offsets up to which records were last read from the brokers or from tail packs.
+                If a next offset equals its entry here, the archive may end below it.
             behind: receives the errors of partitions whose log ends below their next offset. They
                 are left out of the result.
 
@@ -179,7 +180,9 @@ class RequestedRange:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSource:
-    """A `Source` of archived records; with read committed, up to the last stable offset.
+    """A `Source` of archived records, and of those in tail packs if the planner reads them.
+
+    With read committed, it ends at the last stable offset.
 
     Attributes:
         request: the topics and how to read them. Its starting offsets apply to an export without
@@ -262,11 +265,12 @@ class ArchiveSource:
         return self.planner.plan_ranges(ranges, request)
 
     def tail(self, ranges: Ranges) -> Tail:
-        """Only topic ids and epoch histories are set."""
+        """Without tail packs, only topic ids and epoch histories are set."""
         positions = archived_positions(
             self.planner, {tp: span.end for tp, span in ranges.items() if span.start < span.end}
         )
-        return Tail(topic_ids=self.topic_ids(ranges), epoch_histories=_epoch_histories(positions))
+        in_packs = self.planner.beyond_archive({tp: span.end for tp, span in ranges.items()})
+        return Tail(in_packs, self.topic_ids(ranges), _epoch_histories(positions))
 
     def topic_ids(self, tps: Iterable[TopicPartition]) -> dict[str, str]:
         """Return the ids in the archive; topics without one are left out."""
@@ -372,9 +376,9 @@ class ArchiveSource:
         for tp, until in sorted(tail.items()):
             if ends[tp] < until:
                 raise StillOnBrokerError(
-                    f"{tp}: a run was begun with --tail kafka, up to offset {until}, and has not "
-                    f"ended; the archive ends at {ends[tp]}. Run the export with --tail kafka "
-                    "again, or once it is archived that far"
+                    f"{tp}: a run was begun with --tail kafka or packs, up to offset {until}, and "
+                    f"has not ended; the records that can be read end at {ends[tp]}. Run the "
+                    "export with the same --tail again, or once it is archived that far"
                 )
 
 
@@ -545,7 +549,7 @@ def ranges_left(
     left = {}
     for tp, span in sorted(wanted.items()):
         first = next_offsets.get(tp, span.start)
-        # Records that came from the brokers may not be archived yet: that is not a loss.
+        # Records that came from brokers or packs may not be archived yet: that is not a loss.
         if tp in next_offsets and first > ends[tp] and tail.get(tp) != first:
             error = BehindError(
                 tp,

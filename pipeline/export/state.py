@@ -19,11 +19,12 @@ Ranges = Mapping[TopicPartition, OffsetRange]
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Which of the exported records came from the brokers, and their topics and leader epochs.
+    """Which of the exported records came from the brokers or from tail packs, and their topics and
+    leader epochs.
 
     Attributes:
-        offsets: the offset up to which each partition was last read from the brokers. The archive
-            may end below it.
+        offsets: the offset up to which each partition was last read from there. The archive may end
+            below it.
         topic_ids: ids of the topics, if the archive or the brokers have them.
         epoch_histories: the newest leader epochs below each partition's next offset, where known.
     """

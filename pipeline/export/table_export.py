@@ -76,7 +76,7 @@ def _open_table_export(
 ) -> Iterator["TableExport"]:
     with ExitStack() as stack:
         archive = stack.enter_context(open_archive(config.cluster.name, config.storage))
-        planner = stack.enter_context(Planner(archive, max_batch_bytes=request.max_batch_bytes))
+        planner = stack.enter_context(request.planner(archive))
         name = f"sidetier export {' '.join(request.topics)}"
         spark = stack.enter_context(spark_session(request.master, name, request.spark_conf))
         table = stack.enter_context(opened(spark))
@@ -88,6 +88,7 @@ def _open_table_export(
             _TASK.batch_records,
             max_batch_bytes=request.max_batch_bytes,
             raw_timestamps=True,
+            with_tail=request.tail == "packs",
         )
         report = ReadReport(spark)
         letters = None if dead_letters is None else DeadLetters.at(dead_letters, spark)

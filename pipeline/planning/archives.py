@@ -71,7 +71,7 @@ class Archives:
 
     def in_packs(self, endpoint: StorageEndpoint) -> list[TopicPartition]:
         """Return the partitions that tail packs of a store have; none if tails are not read."""
-        return [] if self.tails is None else self.tails.partitions(endpoint, float("inf"))
+        return [] if self.tails is None else self.tails.partitions(endpoint, 0.0)
 
     @property
     def known(self) -> tuple[TopicPartition, ...]:

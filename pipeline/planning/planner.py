@@ -28,6 +28,8 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.attempt import monotonic
 
+PACK_SECONDS: Final = 5.0
+"""Minimum time between two readings of the packs, for a planner that follows a log."""
 _MANY: Final = 100
 """Number of segments from which on chapters save requests."""
 
@@ -64,7 +66,8 @@ class RangePlanner:
         most = _split_bytes(request, sum(plan.size for plan in plans.values()))
         splits = tuple(self._splits(most, planners, plans))
         pruned = sum(plan.pruned for plan in plans.values())
-        return Plan({tp: ranges[tp] for tp in tps}, splits, missing, pruned)
+        with_tail = self.snapshots.archives.tails is not None
+        return Plan({tp: ranges[tp] for tp in tps}, splits, missing, pruned, with_tail=with_tail)
 
     def ends_within(self, ranges: _Ranges, most: int) -> dict[TopicPartition, Offset]:
         """Size and shorten the partitions in the planner's threads."""
@@ -218,11 +221,11 @@ class Planner:
         clock: monotonic clock, in seconds.
         max_batch_bytes: as in `ReaderSettings`, for searches by timestamp.
         pool: a pool to share, which the caller closes.
-        with_tail: whether tail packs follow the archives. They are read once: a planner that lives
-            longer does not see newer ones.
+        with_tail: whether tail packs follow the archives.
+        pack_age: seconds after which the packs are read again; by default they are read once.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- all but one have a default
         self,
         access: ArchiveAccess,
         *,
@@ -231,9 +234,9 @@ class Planner:
         max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
         pool: RequestPool | None = None,
         with_tail: bool = False,
+        pack_age: float = float("inf"),
     ) -> None:
-        # One plan: the packs are read once.
-        tails = SharedTails(access, clock, float("inf")) if with_tail else None
+        tails = SharedTails(access, clock, pack_age) if with_tail else None
         self._archives = Archives(access, clock, max_batch_bytes, tails)
         self._owns_threads = pool is None
         self._pool = RequestPool(threads) if pool is None else pool
@@ -245,8 +248,8 @@ class Planner:
     def another(self) -> "Planner":
         """Return a planner that another thread may use at the same time.
 
-        It shares the thread pool and the cache of indexes, but no snapshots. Close this planner
-        last.
+        It shares the thread pool, the cache of indexes and the packs, but no snapshots. Close this
+        planner last.
         """
         known = self._archives
         made = Planner(
@@ -254,9 +257,9 @@ class Planner:
             clock=known.clock,
             max_batch_bytes=known.max_batch_bytes,
             pool=self._pool,
-            with_tail=known.tails is not None,
         )
         made._archives.locator = known.locator
+        made._archives.tails = known.tails
         return made
 
     def __enter__(self) -> Self:
@@ -344,7 +347,8 @@ class Planner:
 
         A history is empty if none is stored, or if it does not belong to the partition's
         `offset.wm`: a sidecar that lost the race for `offset.wm` may have been the last to write
-        the leader epochs.
+        the leader epochs. With tail packs above the archive, it is that of the newest leader, also
+        above the end of the tail: a claim shows where records were discarded.
 
         Costs a request for each partition, in addition to those of `ends`. If `offset.wm` has the
         checksum of its leader epochs, the request is made once for each version of it.
@@ -357,6 +361,9 @@ class Planner:
 
         def epoch_history(tp: TopicPartition) -> EpochHistory:
             view = views[tp]
+            in_packs = self._archives.of(tp).newest_epochs()
+            if in_packs is not None:
+                return in_packs
             etag, known = self._noted_epoch_histories.get(tp, (None, NO_EPOCHS))
             if etag == view.etag:
                 return known
@@ -375,6 +382,21 @@ class Planner:
     def gaps(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Gaps]:
         """Read the recorded gaps of the partitions. One listing for each topic."""
         return self._snapshots.gaps(tps)
+
+    def beyond_archive(self, ends: Mapping[TopicPartition, Offset]) -> dict[TopicPartition, Offset]:
+        """Return the offsets (exclusive) that are above the archive end offset, and those of
+        partitions of which nothing is archived; nothing if tail packs are not read.
+
+        Uses the cached snapshots; raises as `ends`.
+        """
+        if self._archives.tails is None:
+            return {}
+        archived = {}
+        for tp in ends:
+            view = self._snapshots.of(tp, float("inf"))
+            has_archive = view is not None and bool(view.etag)
+            archived[tp] = view.archived_end if view is not None and has_archive else Offset(-1)
+        return {tp: end for tp, end in ends.items() if end > archived[tp]}
 
     def topic_id(self, topic: str) -> str | None:
         """Return the topic id in the cached snapshots of the topic's partitions; None if the

@@ -125,6 +125,7 @@ class Plan:
         pruned: bytes of segments inside the ranges that filters exclude.
         on_broker: offsets above the archive's end, by topic and partition. Filled only if the
             request includes the brokers.
+        with_tail: whether tail packs follow the archives. Tasks then look for markers there.
     """
 
     ranges: Mapping[TopicPartition, OffsetRange]
@@ -132,6 +133,7 @@ class Plan:
     missing: tuple[Missing, ...] = field(default=())
     pruned: int = 0
     on_broker: tuple[BrokerRange, ...] = ()
+    with_tail: bool = False
 
     @property
     def size(self) -> int:

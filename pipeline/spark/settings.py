@@ -102,8 +102,9 @@ class TaskOptions(ArchiveOptions):
     )
     with_tail: Flag = Field(
         default=False,
-        description="Also read the records of active segments that tail packs have. Only in a "
-        "batch. Planning lists the packs of each broker, and makes a request for each.",
+        description="Also read the records of active segments that tail packs have. Planning lists "
+        "the packs of each broker, and makes a request for each new one. A stream does so at most "
+        "every 5 s.",
     )
 
 
@@ -154,11 +155,6 @@ def read_settings(options: Mapping[str, str], *, streaming: bool = False) -> Rea
         {key: value for key, value in rest.items() if not _is_ours(key)}, streaming=streaming
     )
     parsed = parse_options(TaskOptions, store, option_names())
-    if streaming and parsed.with_tail:
-        raise ConfigurationError(
-            f"{PREFIX}with.tail: is only for a batch; a stream reads records when they are "
-            "archived. To read those of a lost cluster, run `sidetier tail promote` first"
-        )
     cluster, storage = archive_of(parsed, store)
     return ReadSettings(
         place=ArchivePlace(cluster, storage),

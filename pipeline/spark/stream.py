@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from sidetier.archive.errors import ArchiveReplacedError
+from sidetier.archive.errors import ArchiveReplacedError, UnreadTailError
 from sidetier.pipeline.errors import (
     StreamBehindError,
     StreamTopicReplacedError,
@@ -27,7 +27,7 @@ from sidetier.pipeline.export.epoch_history import (
     shortened,
 )
 from sidetier.pipeline.export.truncation import archived_positions, find_truncated
-from sidetier.pipeline.planning.planner import Planner
+from sidetier.pipeline.planning.planner import PACK_SECONDS, Planner
 from sidetier.pipeline.planning.resolving import limited_ends
 from sidetier.pipeline.planning.split import Plan
 from sidetier.pipeline.spark.settings import ReadSettings, opened
@@ -79,6 +79,8 @@ class StreamPosition:
     def latest(self, start: OffsetJson | None = None) -> OffsetJson:
         """Return the end of the next batch: the archive's end, or less with `maxOffsetsPerTrigger`.
 
+        If it is not known which records the tail has, the next batch is empty: that passes.
+
         Args:
             start: start of the batch; None before Spark 4.2.
 
@@ -94,7 +96,11 @@ class StreamPosition:
         current = self._current if start is None else from_json(start)
         if current is None:
             raise RuntimeError("the stream has no position")
-        return as_json(self._renewing(current, lambda: self._next_offset(current)))
+        try:
+            return as_json(self._renewing(current, lambda: self._next_offset(current)))
+        except UnreadTailError as error:
+            log.warning("the stream waits: %s", error)
+            return as_json(current)
 
     def plan(self, start: OffsetJson, end: OffsetJson) -> Plan:
         """Plan a batch. A new partition begins at its earliest offset.
@@ -122,7 +128,10 @@ class StreamPosition:
         """
         if self._planner is None:
             self._planner = Planner(
-                opened(self._settings.place), max_batch_bytes=self._settings.max_batch_bytes
+                opened(self._settings.place),
+                max_batch_bytes=self._settings.max_batch_bytes,
+                with_tail=self._settings.with_tail,
+                pack_age=PACK_SECONDS,
             )
         return self._planner
 

@@ -11,12 +11,19 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
 from devtools.sandbox.kafka import KraftCluster
+from sidetier.archive.tail.pack import PackBuilder, TailRow, epochs_from
+from sidetier.segments.epoch_history import parse_leader_epoch_checkpoint
+from sidetier.segments.headers import parse_batch_header
+from sidetier.segments.offsets import Offset
 from sidetier.segments.offsets import TopicPartition as Partition
+from sidetier.segments.transactions import TransactionTracker
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.made_archive import MadeArchive
 from tests.harness.table_exports import LAYOUT, GrowingArchive
+from tests.harness.tailed_log import store_pack
 from tests.harness.topics import create_topic
+from tests.harness.transactions import feed_headers
 
 SECONDS = 20.0
 _HEADER = struct.Struct(">qi")
@@ -32,6 +39,7 @@ class TailedTopic(GrowingArchive):
     topic: str = "orders"
     archived: dict[int, int] = field(default_factory=dict)
     sent: int = 0
+    packs: int = 0
 
     @property
     def topics(self) -> list[str]:
@@ -109,6 +117,43 @@ class TailedTopic(GrowingArchive):
         archive.mark(base, end, topic_id=self.topic_id())
         store.close()
         self.archived[partition] = end
+
+    def pack_tails(self) -> None:
+        """Store a pack with the batches of both partitions that are not archived, as the broker's
+        sidecar does.
+        """
+        builder = PackBuilder()
+        for partition in (0, 1):
+            start = self.archived.get(partition, 0)
+            batches = dict(self._batches(partition))
+            data = [batch for first, batch in batches.items() if first >= start]
+            if not data:
+                continue
+            tracker = TransactionTracker()
+            feed_headers(tracker, b"".join(b for first, b in batches.items() if first < start))
+            aborted = len(tracker.aborted)
+            feed_headers(tracker, b"".join(data))
+            last = parse_batch_header(data[-1])
+            file = self._directory(partition) / "leader-epoch-checkpoint"
+            epochs = parse_leader_epoch_checkpoint(file.read_text(), str(file))
+            row = TailRow(
+                Partition(self.topic, partition),
+                self.topic_id(),
+                epochs_from(epochs, start),
+                Offset(start),
+                last.next_offset,
+                Offset(0),
+                tracker.last_stable_offset,
+                len(data),
+                last.max_timestamp,
+                tuple(tracker.open.values()),
+                tuple(tracker.aborted[aborted:]),
+            )
+            builder.add(row, *data)
+        store = open_plain(StorageEndpoint(f"file://{self.root}/store"))
+        store_pack(store, LAYOUT, builder, 1, self.packs)
+        store.close()
+        self.packs += 1
 
     def topic_id(self) -> str:
         text = (self._directory(0) / "partition.metadata").read_text()

@@ -52,12 +52,13 @@ def files_job(  # noqa: PLR0913 -- most have a default
     asked: RequestedRange | None = None,
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
     registry: RegistryConfig | None = None,
+    with_tail: bool = False,
     **changes: Any,  # noqa: ANN401 -- fields of the run, or of its terms
 ) -> Iterator[FilesRun]:
     """Yield a job on one thread, from one open store to another."""
     access = access_to(archive, layout)
     with (
-        Planner(access, threads=1) as planner,
+        Planner(access, threads=1, with_tail=with_tail, pack_age=0.0) as planner,
         LocalEngine(
             access, target, workers=1, max_batch_bytes=max_batch_bytes, registry=registry
         ) as engine,

@@ -18,6 +18,7 @@ from sidetier.storage.hdfs import HdfsStorage
 from sidetier.storage.local import LocalStorage
 from sidetier.storage.object_clients import ObjectClients, azure_clients, gcs_clients
 from sidetier.storage.object_store import ObjectStorage
+from sidetier.storage.overlay import OverlayStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.s3 import S3Storage
 from sidetier.storage.s3_client import make_client
@@ -60,6 +61,10 @@ def local_subject(root: Path) -> Subject:
         return [path.name for path in (root / ".sidetier" / "tmp").iterdir()]
 
     return Subject(LocalStorage(root), temporary)
+
+
+def overlay_subject() -> Subject:
+    return Subject(OverlayStorage(FakeStorage(), FakeStorage()), list)
 
 
 def memory_subject() -> Subject:

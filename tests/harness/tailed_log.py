@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from sidetier.archive.reader import IsolationLevel, ReachedEnd, Records, Taken
-from sidetier.archive.tail.pack import PackBuilder, TailRow, epochs_from
+from sidetier.archive.tail.pack import PackBuilder, TailRow, claim, epochs_from
 from sidetier.segments.batches import split_batches
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.transactions import TransactionTracker
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import IfAbsent, PutOptions, RemoteStorage
@@ -85,6 +85,22 @@ class TailedLog(TransactionalLog):
         for start, end in ranges:
             self.row(start, end, builder)
         return store_pack(self.store, self.layout, builder, broker, number)
+
+    def claim(self, broker: int, number: int) -> str:
+        """Store a pack with the claim of the leader of the newest epoch."""
+        builder = PackBuilder()
+        end = Offset(self.next_offset)
+        builder.add(claim(self.tp, TOPIC_ID, self.epochs, Offset(0), end))
+        return store_pack(self.store, self.layout, builder, broker, number)
+
+    def elected_uncleanly(self, start: int, epoch: int = 1) -> "TailedLog":
+        """Return the log of a later leader that has discarded the records from an offset on."""
+        epochs = EpochHistory(
+            (*self.epochs.up_to(start).entries, (LeaderEpoch(epoch), Offset(start)))
+        )
+        kept = [batch for batch in self.batches if batch.first < start]
+        stored = {span for span in self.stored if span[1] <= start}
+        return replace(self, batches=kept, next_offset=start, epochs=epochs, stored=stored)
 
     def offsets(self, isolation: IsolationLevel, end: int) -> list[int]:
         """What a reader gets of the log up to an offset."""

@@ -20,6 +20,7 @@ from tests.harness.stores import (
     memory_subject,
     moto_server,
     moto_subject,
+    overlay_subject,
     s3_settings,
     s3_subject,
 )
@@ -31,6 +32,7 @@ STORES = [
     "fake",
     "local",
     "memory",
+    "overlay",
     "moto",
     "gcs",
     "encrypting-fake",
@@ -69,6 +71,7 @@ def _make(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
         "fake": fake_subject,
         "local": lambda: local_subject(tmp_path / "root"),
         "memory": memory_subject,
+        "overlay": overlay_subject,
         "moto": lambda: moto_subject(request.getfixturevalue("moto")),
         "gcs": lambda: gcs_subject(request.getfixturevalue("gcs_bucket")),
         "azure": lambda: azure_subject(request.getfixturevalue("azure_container")),

@@ -20,6 +20,7 @@ from tests.harness.archive_objects import file_store
 from tests.harness.encryption import count_logs, encryption
 from tests.harness.local_segments import small_segments
 from tests.harness.sidecar import beside, merged
+from tests.harness.stored_tails import store_tails
 from tests.harness.topics import admin_of, create_topic, delete_topic
 from tests.harness.waiting import wait_until
 
@@ -84,6 +85,9 @@ def stored(kraft43: KraftCluster, tmp_path_factory: pytest.TempPathFactory) -> t
             run(["--config", str(config), "backfill", "--partition", f"{topic}-{partition}"]) == 0
         )
     assert min(count_logs(store.objects)) > 1
+    # The active segments are in tail packs. Those of the encrypted topic are encrypted.
+    both = merged(settings, encrypted)
+    store_tails(directory / "sidecar", both, store, kraft43.bootstrap_servers, topic, 2)
     return topic, directory / "store"
 
 
@@ -121,13 +125,21 @@ def test_sample_is_restored_and_a_damaged_segment_is_named(
         return found.succeeded, found.last_successful_ms, found.finished_ms
 
     everything = ("drill", "--topic", topic, "--segments", "100", "--directory", str(tmp_path))
-    code, told = sidetier(*everything)
+
+    def archive() -> dict[Path, bytes]:
+        found = (path for path in root.rglob("*") if path.is_file() and path.name != "drill.json")
+        return {path: path.read_bytes() for path in found if ".sidetier" not in path.parts}
+
+    before = archive()
+    code, told = sidetier(*everything, "--with-tail")
     assert code == 0, told
+    assert archive() == before
     zero, one = told["partitions"]
     assert [zero["partition"], one["partition"]] == [0, 1]
     assert min(len(zero["segments"]), len(one["segments"])) > 2
-    assert zero["live"] == f"[0, {zero['end']}) equal"
-    assert one["records"] == one["end"]
+    assert min(zero["tail_offsets"], one["tail_offsets"]) > 0
+    assert [zero["live"], one["live"]] == [f"[0, {part['end']}) equal" for part in (zero, one)]
+    assert one["records"] == one["end"] == 300
     succeeded, last_success, finished = recorded()
     assert (succeeded, last_success) == (True, finished)
 

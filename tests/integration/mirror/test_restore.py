@@ -32,6 +32,7 @@ from tests.harness.local_segments import small_segments
 from tests.harness.mirror_runs import consumed_at
 from tests.harness.s3 import S3Bucket
 from tests.harness.sidecar import beside, merged
+from tests.harness.stored_tails import store_tails
 from tests.harness.topics import admin_of, create_topic, delete_records
 from tests.harness.waiting import wait_until
 
@@ -233,6 +234,20 @@ def test_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archive 
     result = contents(consumed_at(servers, part))
     assert result.get(0, []) == []
     assert result[1] == contents(source, 105, 333)[1]
+
+    # The records of the active segments, in encrypted tail packs. The last transactions are open.
+    both = merged(settings, encrypted)
+    tails = store_tails(tmp_path / "sidecar", both, store, servers, topic, 2)
+    tailed = f"tailed.{topic}"
+    with_tail = (*restore, "--with-tail", "--name", tailed, "--rename", f"{topic}={tailed}")
+    told, _ = commands.run(*with_tail)
+    assert [item["safe_up_to"] for item in told["partitions"]] == tails
+    assert all(item["archive_end"] < item["safe_up_to"] for item in told["partitions"])
+    assert contents(consumed_at(servers, tailed)) == contents(source)
+    again, _ = commands.run(*with_tail)
+    assert (again["records"], again["transactions"]) == (0, 0)
+    _, errors = commands.run(*with_tail, "--from-quarantine", code=2)
+    assert "a tail follows the live archive" in errors
 
     # A quarantine folder, and a retired archive.
     divergence_offset = ends[0] - 100  # within a batch, perhaps

@@ -195,12 +195,15 @@ def test_files_are_equal_from_archive_and_brokers(
     export(*tailed.tail)
     check_whole(objects(), tailed)
     assert manifest_in(objects(), tailed.topic).epochs == {0: ((0, end),)}, "as the broker told"
+    tailed.pack_tails()
+    export("--tail", "packs", "--topics-dir", "packed")
     tailed.archive_to(1 << 40)
     export("--topics-dir", "again")
     from_broker = data_files(objects())
-    from_archive = data_files(objects(), "again/")
-    renamed = {key.replace("again/", "topics/"): data for key, data in from_archive.items()}
-    assert renamed == from_broker
+    for other in ("packed", "again"):
+        found = data_files(objects(), f"{other}/")
+        renamed = {key.replace(f"{other}/", "topics/"): data for key, data in found.items()}
+        assert renamed == from_broker
 
     _a_header_that_is_no_text(tailed, export, objects)
     _what_nobody_has(tailed, export)

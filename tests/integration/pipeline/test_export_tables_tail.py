@@ -70,7 +70,8 @@ def test_hudi_export_continues_with_the_brokers(
     assert rows() == tailed.rows()
     assert said(spark35, line) == Said(0, ""), "the archive is behind what the table has"
     grow(tailed)
-    assert said(spark35, [*line, *tailed.tail, "--chunk", "20"]).code == 0
+    tailed.pack_tails()
+    assert said(spark35, [*line, "--tail", "packs", "--chunk", "20"]).code == 0
     assert rows() == tailed.rows()
     tailed.archive_to(1 << 40)
     tailed.archive_to(1 << 40, 1)
@@ -113,6 +114,17 @@ def test_iceberg_export_with_a_killed_driver_continues_with_the_brokers(
     epochs = {str(one): [[0, end]] for one, end in tailed.ends().items()}
     assert json.loads(newest["sidetier.epochs"]) == {tailed.topic: epochs}, "as the broker told"
     assert json.loads(newest["sidetier.topics"]) == {tailed.topic: tailed.topic_id()}
+
+    tailed.mixed()
+    tailed.pack_tails()
+    line[line.index("kafka")] = "packs"
+    ended = said(spark40, line)
+    assert ended.code == 0, ended.text
+    assert spark40.call(table_jobs.rows, form="iceberg", table=table) == as_texts(tailed)
+    newest = spark40.call(table_jobs.sql, text=query)[0]["summary"]
+    assert json.loads(newest["sidetier.tail"])[tailed.topic]["0"] == tailed.ends()[0]
+    found = json.loads(newest["sidetier.epochs"])[tailed.topic]
+    assert found["0"] == [[0, 0]], "as the packs show"
 
 
 def as_texts(tailed: TailedTopic) -> list[Row]:

@@ -19,6 +19,7 @@ from tests.harness.broker_segments import closed_segments
 from tests.harness.diverged_archive import before_the_election, elect_uncleanly
 from tests.harness.made_archive import MadeArchive
 from tests.harness.spark import SparkCallError, SparkDriver, spark_driver
+from tests.harness.tailed_log import TailedLog
 from tests.integration.pipeline.conftest import LAYOUT, Archive, NewArchive
 from tests.integration.pipeline.test_spark_read import stored
 
@@ -136,3 +137,28 @@ def test_a_stream_reads_the_records_that_replace_discarded_ones(
         ("diverged", n) for n in (*range(40), *range(24, 50))
     )
     assert not spark40.call(spark_jobs.stream, options=reread, **places)[1:]
+
+
+def test_a_stream_reads_on_in_tail_packs(
+    spark40: SparkDriver, new_archive: NewArchive, tmp_path: Path
+) -> None:
+    archive = new_archive("segms-0")
+    log = TailedLog(store=archive.store, layout=LAYOUT, tp=TopicPartition("tailed", 0))
+    for _ in range(8):
+        log.write(9, 3, transactional=False)
+    log.archived(0, 6, 12)
+    first = log.pack(1, 0, (12, 18))
+    options = archive.reading(
+        subscribe="tailed", startingOffsets="earliest", tiered__storage__with__tail="true"
+    )
+    places = {"checkpoint": str(tmp_path / "checkpoint"), "output": str(tmp_path / "output")}
+    spark40.call(spark_jobs.stream, options=options, **places)
+    assert written(tmp_path / "output") == Counter(("tailed", n) for n in range(18))
+    log.archived(0, 6, 12, 15)
+    log.store.delete_object(first)
+    log.pack(1, 1, (15, 18), (18, 24))
+    spark40.call(spark_jobs.stream, options=options, **places)
+    assert written(tmp_path / "output") == Counter(("tailed", n) for n in range(24))
+    log.elected_uncleanly(18).claim(2, 0)
+    with pytest.raises(SparkCallError, match=r"offsets \[18, 24\) .leader epoch 0, now 1"):
+        spark40.call(spark_jobs.stream, options=options, **places)

@@ -243,3 +243,25 @@ def test_packs_are_not_the_archive(cli: CommandLine, log: TailedLog, words: list
 def _output(cli: CommandLine, words: list[str]) -> tuple[int, list[str]]:
     code = cli.run(*words, "--output", "json")
     return code, [line for line in cli.lines() if '"seconds"' not in line]
+
+
+def test_drill_samples_the_tail_and_changes_nothing(cli: CommandLine, log: TailedLog) -> None:
+    end = log.next_offset
+    log.pack(1, 0, (12, 18))
+    log.pack(2, 0, (18, end))
+    # A partition that only packs have, with records of another topic id behind them.
+    other = mixed_log(log.store)
+    other.tp = Partition("orders", 1)
+    other.pack(3, 0, (0, 12))
+    before = cli.stored()
+    drill = ("drill", "--dry-run", "--segments", "1")
+    found = cli.json(*drill, "--with-tail")["partitions"]
+    assert [(one["start"], one["end"], one["tail_offsets"]) for one in found] == [
+        (12, end, end - 12),
+        (0, 12, 12),
+    ]
+    assert cli.run(*drill, "--with-tail", "--seed", "1") == 0
+    assert f"{end} offsets of them in tail packs" in cli.out
+    assert cli.stored() == before
+    assert cli.json(*drill, "--newest")["partitions"][0]["end"] == 12
+    assert not list(cli.root.glob("sidetier-drill-*"))

@@ -5,7 +5,11 @@ from uuid import UUID
 
 import pytest
 
+from sidetier.archive.errors import ArchiveReplacedError, UnreadTailError
 from sidetier.archive.objects.layout import write_or_check_note
+from sidetier.archive.reader import IsolationLevel
+from sidetier.archive.tail.pack import PackBuilder, claim
+from sidetier.archive.tailed_archive import SharedTails
 from sidetier.mirror.copy.archive_source import (
     ArchivedBatches,
     ArchiveEnd,
@@ -20,13 +24,17 @@ from sidetier.segments.headers import walk_headers
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.txn_index import AbortedTxn
+from sidetier.storage.attempt import monotonic
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from tests.harness import broker_segments
 from tests.harness.broker_archive import store_broker_segments
 from tests.harness.cut_logs import cut_log
-from tests.harness.made_archive import TP, MadeArchive, access_to, batches
+from tests.harness.made_archive import LAYOUT, TP, MadeArchive, access_to, batches
 from tests.harness.mirror_target import TARGET, FakeTarget
 from tests.harness.record_batches import TransactionalLog
+from tests.harness.tail_packs import TOPIC_ID, history
+from tests.harness.tailed_log import TailedLog, store_pack, tailed
 
 
 def archive_of(directory: str, chunk_bytes: int = 8 << 20) -> tuple[ArchiveSource, TopicPartition]:
@@ -241,3 +249,41 @@ def test_an_object_that_ends_before_its_listed_size_is_not_the_end_of_its_segmen
     source = ArchiveSource(access_to(store))
     with pytest.raises(DamagedSegmentError, match="bytes are stored"):
         list(offsets_from(source, TP, 0))
+
+
+def with_tail(log: TailedLog, *, abort_open: bool = False) -> ArchiveSource:
+    access = access_to(log.store)
+    tails = SharedTails(access, monotonic)
+    return ArchiveSource(access, abort_open=abort_open, chunk_bytes=300, tails=tails)
+
+
+def test_records_of_tail_packs_follow_those_of_the_archive() -> None:
+    log = tailed()
+    end = log.next_offset
+    source, stable = with_tail(log), log.offsets(IsolationLevel.READ_COMMITTED, end)
+    assert list(offsets_from(source, TP, 0)) == stable
+    assert list(offsets_from(source, TP, 13)) == [offset for offset in stable if offset >= 13]
+    # Producer 4 is open at the end.
+    behind = [r.offset for b in log.batches[-1:] for r in b.records]
+    assert list(offsets_from(with_tail(log, abort_open=True), TP, 0)) == stable + behind
+    assert source.last_stable_offset(TP) == log.batches[-2].first
+    log.archived(0, 5, 12, end)
+    for key in [row.key for row in log.store.list_objects(LAYOUT.tails_prefix())]:
+        log.store.delete_object(key)
+    assert list(offsets_from(source, TP, 13)) == [offset for offset in stable if offset >= 13]
+
+
+def test_a_tail_that_a_later_leader_has_discarded_is_an_error() -> None:
+    log = tailed()
+    source = with_tail(log)
+    assert isinstance(source.read(TP, Offset(0)), ArchivedBatches)
+    builder = PackBuilder()
+    builder.add(claim(TP, TOPIC_ID, history((0, 0), (1, 15)), Offset(0), Offset(15)))
+    store_pack(log.store, LAYOUT, builder, 3, 0)
+    with pytest.raises(ArchiveReplacedError, match="discarded the records from offset 15 on"):
+        source.read(TP, Offset(0))
+    # A restore that begins now reads what the later leader has.
+    assert max(offsets_from(with_tail(log), TP, 0)) < 15
+    log.store.put_object(LAYOUT.tail_pack_key(4, 0), BytesBody(b"damaged"))
+    with pytest.raises(UnreadTailError, match="cannot be read"):
+        with_tail(log).read(TP, Offset(0))

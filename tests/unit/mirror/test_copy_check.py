@@ -10,16 +10,20 @@ import pytest
 
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.reader import IsolationLevel
+from sidetier.archive.tailed_archive import SharedTails
 from sidetier.mirror.copy.archive_source import ArchiveSource
 from sidetier.mirror.copy.offset_map import OffsetMap, Run
 from sidetier.mirror.hydrate.digest import COLUMNS
 from sidetier.mirror.restore.copy_check import ArchivedRecords, CheckedCopy, CopiedRange, check_copy
 from sidetier.segments.arrow.schema import schema_of
+from sidetier.segments.errors import ArchiveError
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.attempt import monotonic
 from tests.harness.cut_logs import note_as_earlier
 from tests.harness.made_archive import TP, MadeArchive, access_to, batches, encoded
 from tests.harness.mirror_target import TARGET
 from tests.harness.record_batches import TransactionalLog
+from tests.harness.tailed_log import tailed
 
 Row = dict[str, Any]
 MOVED = 100
@@ -217,3 +221,40 @@ def test_segments_are_compared_with_what_was_noted_when_they_were_archived() -> 
         check(archive, copied, there, (Run(0, MOVED, 40),))
     part = replace(copied, end=Offset(25))
     assert check(archive, part, rows(0, 25), (Run(0, MOVED, 25),)).problems == ()
+
+
+@pytest.mark.parametrize("aborts", [False, True])
+def test_records_of_tail_packs_are_compared_too(*, aborts: bool) -> None:
+    log = tailed()
+    log.pack(3, 0, (12, 19))  # begins in the middle of nothing that is read
+    access = access_to(log.store)
+    source = ArchiveSource(access, tails=SharedTails(access, monotonic))
+    view, stable = source.view(TP), source.last_stable_offset(TP)
+    assert view is not None
+    assert stable is not None
+    end = Offset(log.next_offset) if aborts else stable
+    expected = log.offsets(IsolationLevel.READ_COMMITTED, log.next_offset)
+    if aborts:
+        expected += [r.offset for b in log.batches[-1:] for r in b.records]
+    for start in (0, 13, stable):
+        copied = CopiedRange(TP, TARGET, Offset(start), end, stable)
+        with closing(ArchivedRecords(access, with_tail=True)) as archived:
+            found = [
+                offset
+                for records in archived.records(copied, view)
+                for offset in records.column("offset").to_pylist()
+            ]
+        assert found == [offset for offset in expected if offset >= start]
+
+
+def test_records_that_are_gone_are_not_waited_for() -> None:
+    log = tailed()
+    access = access_to(log.store)
+    view = ArchiveSource(access, tails=SharedTails(access, monotonic)).view(TP)
+    copied = CopiedRange(TP, TARGET, Offset(0), Offset(20), Offset(20))
+    log.elected_uncleanly(14).claim(3, 0)
+    with (
+        closing(ArchivedRecords(access, with_tail=True)) as archived,
+        pytest.raises(ArchiveError, match="end at offset 14 now, and ended at 20"),
+    ):
+        list(archived.records(copied, view))

@@ -29,6 +29,7 @@ from sidetier.storage.local import LocalStorage
 from sidetier.wire.requests import Membership
 from tests.harness.encryption import FIRST, encrypting, encryption
 from tests.harness.made_archive import MadeArchive, batches
+from tests.harness.tailed_log import mixed_log
 
 NAMES = MirrorNames("dr", "restore")
 
@@ -133,6 +134,22 @@ def test_a_task_reads_encrypted_segments_with_keys_that_it_resolves(tmp_path: Pa
         (tmp_path / "k1").unlink()
         with pytest.raises(ConfigurationError, match=f"file {tmp_path}/k1 cannot be read"):
             copy._open_archive(stack)
+
+
+@pytest.mark.parametrize("with_tail", [False, True])
+def test_a_task_reads_tail_packs(tmp_path: Path, *, with_tail: bool) -> None:
+    layout, tp = ArchiveLayout("lost", 5), TopicPartition("orders", 0)
+    log = mixed_log(LocalStorage(tmp_path / "store"))
+    log.layout = layout
+    log.archived(0, 5, 12)
+    log.pack(1, 0, (12, log.next_offset))
+    storage = StorageConfig.model_validate({"url": f"file://{tmp_path}/store"}, strict=False)
+    place = TaskArchive("lost", storage, abort_open=True, with_tail=with_tail)
+    copy = SparkCopy(NAMES, (task(0, 12),), Limits(), {}, archive=place)
+    with ExitStack() as stack:
+        stored = copy._stored(copy.tasks[0], copy._open_archive(stack), reads_brokers=False)
+        assert stored is not None
+        assert stored.last_stable_offset(tp) == (log.next_offset if with_tail else 12)
 
 
 def test_a_permanent_error_ends_only_its_partition() -> None:

@@ -410,7 +410,16 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
             tp = TopicPartition(self.topic, partition)
             before = schemas.get(partition, NO_SCHEMAS)
             tasks.append(
-                Task(tp, span, splits.get(tp, ()), run.options, run.id, behind.get(tp, ()), before)
+                Task(
+                    tp,
+                    span,
+                    splits.get(tp, ()),
+                    run.options,
+                    run.id,
+                    behind.get(tp, ()),
+                    before,
+                    plan.with_tail,
+                )
             )
         return tasks
 

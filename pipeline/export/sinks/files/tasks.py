@@ -39,6 +39,7 @@ class Task:
     Attributes:
         on_broker: ranges behind the splits, which only the brokers have.
         schemas: schema ids of the last rows before this task.
+        with_tail: see `Plan`.
     """
 
     tp: TopicPartition
@@ -48,6 +49,7 @@ class Task:
     run: str
     on_broker: tuple[BrokerRange, ...] = ()
     schemas: SchemaIds = NO_SCHEMAS
+    with_tail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ def carry_out(  # noqa: PLR0913, PLR0917 -- both engines pass the same set
         fail_on_data_loss=task.options.fail_on_data_loss,
         most_records=_MAX_RECORDS,
         max_batch_bytes=max_batch_bytes,
+        with_tail=task.with_tail,
     )
 
     def records() -> Generator[pa.RecordBatch]:

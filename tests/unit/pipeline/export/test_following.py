@@ -29,6 +29,7 @@ from tests.harness.diverged_archive import (
 from tests.harness.exported_files import data_files, manifest_in, rows_of
 from tests.harness.intercepted_store import KilledError
 from tests.harness.made_archive import MadeArchive
+from tests.harness.tailed_log import TailedLog
 
 ID = "id-1"
 Step = Callable[[], object]
@@ -283,3 +284,37 @@ def test_missing_segment_ends_the_export_at_once(
     assert len(stop.left) == 1
     assert "offsets [20, 30)" in cli.err
     assert "tried again" not in cli.err
+
+
+@pytest.mark.parametrize("reading", [False, True], ids=["between rounds", "while it reads"])
+def test_rounds_follow_tail_packs_until_exported_records_are_discarded(
+    cli: CommandLine,
+    once_planned: list[Step],
+    between: Callable[..., Between],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    reading: bool,
+) -> None:
+    monkeypatch.setattr("sidetier.pipeline.export.request.PACK_SECONDS", 0.0)
+    log = TailedLog(store=open_plain(StorageEndpoint(f"file://{cli.store}")))
+    for _ in range(8):
+        log.write(9, 3, transactional=False)
+    log.archived(0, 6, 12)
+    log.pack(1, 0, (12, 18))
+    ends: list[dict[int, int]] = []
+
+    def grow() -> None:
+        ends.append(manifest_in(objects(cli)).next_offsets)
+        log.pack(1, 1, (18, 24))
+
+    def elect() -> None:
+        log.elected_uncleanly(21).claim(2, 0)
+
+    if reading:
+        once_planned += [nothing, elect]
+    between(grow, nothing if reading else elect, nothing)
+    export(cli, "--follow", "--tail", "packs", code=1)
+    assert ends == [{0: 18}]
+    assert manifest_in(objects(cli)).next_offsets == {0: 24}
+    assert "offsets [21, 24) (leader epoch 0, now 1)" in cli.err
+    log.store.close()

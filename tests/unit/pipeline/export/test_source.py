@@ -156,7 +156,7 @@ def test_run_planned_with_the_brokers_waits_without_them(
 ) -> None:
     source = archived(planner)
     ranges = {A: span(0, 40)}
-    with pytest.raises(StillOnBrokerError, match="up to offset 40, and has not ended; the archive"):
+    with pytest.raises(StillOnBrokerError, match="up to offset 40, and has not ended; the records"):
         source.plan(ranges, at(40), fail_on_data_loss=False)
     assert source.available(at(40), at(40)) == {A: span(40, 40)}
     archive.segments(20, 40)

@@ -39,15 +39,14 @@ def test_the_names_of_options_are_case_insensitive() -> None:
     assert result.push_filters
 
 
-def test_tail_packs_are_read_on_request_and_never_by_a_stream() -> None:
+def test_tail_packs_are_read_on_request() -> None:
     options = {**PLACE, "subscribe": "orders"}
     with_tail = {**options, "tiered.storage.with.tail": "True"}
     assert not read_settings(options).with_tail
     settings = read_settings(with_tail)
     assert settings.with_tail
     assert settings.reading().with_tail
-    with pytest.raises(ConfigurationError, match=r"with\.tail: is only for a batch"):
-        read_settings(with_tail, streaming=True)
+    assert read_settings(with_tail, streaming=True).with_tail
     assert not read_settings(options, streaming=True).with_tail
 
 

@@ -20,11 +20,16 @@ from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.factory import open_plain
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.diverged_archive import before_the_election, elect_uncleanly, go_on, set_aside
 from tests.harness.made_archive import MadeArchive, batches
+from tests.harness.record_batches import MadeBatch, MadeRecord
+from tests.harness.splits import read_splits
+from tests.harness.tail_packs import TOPIC_ID
+from tests.harness.tailed_log import TailedLog
 
 LAYOUT = ArchiveLayout("prod-a", 5)
 
@@ -332,3 +337,93 @@ def test_recreated_topic_is_an_error_or_read_from_its_start(
     assert read(again.plan(stands, end)) == [(0, 60)]
     assert end["sidetier:topic_ids"] == {"orders": "second"}
     assert again.latest() == end
+
+
+@pytest.fixture
+def tailed(store: RemoteStorage, monkeypatch: pytest.MonkeyPatch) -> TailedLog:
+    """A log of batches with three records, archived up to 12, and in a pack up to 18."""
+    monkeypatch.setattr("sidetier.pipeline.spark.stream.PACK_SECONDS", 0.0)
+    log = TailedLog(store=store, layout=LAYOUT, tp=TopicPartition("tailed", 0))
+    for _ in range(8):
+        log.write(9, 3, transactional=False)
+    log.archived(0, 6, 12)
+    log.pack(1, 0, (12, 18))
+    return log
+
+
+TAILED = {
+    "subscribe": "tailed",
+    "startingOffsets": "earliest",
+    "tiered.storage.with.tail": "true",
+    "maxOffsetsPerTrigger": "100",
+}
+
+
+def offsets_of(log: TailedLog, plan: Plan) -> list[int]:
+    return read_splits(log.store, plan.splits, layout=LAYOUT, with_tail=True).offsets
+
+
+def test_stream_reads_records_of_packs_once(stream: Streams, tailed: TailedLog) -> None:
+    position = stream(**TAILED)
+    first = position.initial()
+    second = position.latest()
+    assert json.loads(json.dumps(second)) == {
+        "tailed": {"0": 18},
+        "sidetier:leader_epochs": {"tailed": {"0": [[0, 0]]}},
+        "sidetier:topic_ids": {"tailed": TOPIC_ID},
+    }
+    planned = position.plan(first, second)
+    tailed.archived(0, 6, 12, 15)
+    assert offsets_of(tailed, planned) == list(range(18))
+    assert position.latest() == second
+    tailed.pack(2, 0, (18, 24))
+    third = position.latest()
+    assert offsets_of(tailed, position.plan(second, third)) == list(range(18, 24))
+    # After a restart, the last batch is planned again. Its records are archived by now.
+    tailed.archived(0, 6, 12, 15, 24)
+    for key in [row.key for row in tailed.store.list_objects(LAYOUT.tails_prefix())]:
+        tailed.store.delete_object(key)
+    restarted = stream(**TAILED)
+    assert offsets_of(tailed, restarted.plan(second, third)) == list(range(18, 24))
+    assert restarted.latest() == third
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_records_of_packs_that_a_later_leader_has_discarded(
+    stream: Streams, tailed: TailedLog, *, restarts: bool
+) -> None:
+    position = stream(**TAILED)
+    first = position.initial()
+    second = position.latest()
+    assert position.plan(first, second).splits
+    new = tailed.elected_uncleanly(15)
+    new.claim(2, 0)
+    if restarts:
+        position = stream(**TAILED)
+        position.plan(second, second)
+    with pytest.raises(StreamTruncatedError, match=r"offsets \[15, 18\) .leader epoch 0, now 1"):
+        position.latest()
+    for first_record in range(15, 24, 3):
+        rows = (MadeRecord(at, value=b"new") for at in range(first_record, first_record + 3))
+        new.batches.append(MadeBatch(tuple(rows)))
+    new.pack(2, 1, (15, 24))
+    rereading = stream(**TAILED, onTruncation="reread")
+    rereading.plan(second, second)
+    third = rereading.latest()
+    assert offsets_of(tailed, rereading.plan(second, third)) == list(range(15, 24))
+
+
+def test_stream_waits_while_it_is_not_known_what_packs_have(
+    stream: Streams, tailed: TailedLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    position = stream(**TAILED)
+    first = position.initial()
+    second = position.latest()
+    position.plan(first, second)
+    key = LAYOUT.tail_pack_key(3, 0)
+    tailed.store.put_object(key, BytesBody(b"damaged"))
+    assert position.latest() == second
+    assert f"the stream waits: tailed-0: {key} cannot be read" in caplog.text
+    tailed.store.delete_object(key)
+    tailed.pack(1, 1, (18, 24))
+    assert position.latest()["tailed"] == {"0": 24}
