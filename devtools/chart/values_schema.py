@@ -136,7 +136,8 @@ def _drill() -> Schema:
 
 
 def _gc() -> Schema:
-    return _own_cron_job()
+    tail_packs = _part(enabled=_SWITCH, schedule=_NAME, args=_WORDS)
+    return _own_cron_job(tailPacks=tail_packs)
 
 
 def _own_cron_job(**more: Schema) -> Schema:

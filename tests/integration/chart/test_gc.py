@@ -44,6 +44,28 @@ def test_gc_runs_on_a_schedule_without_a_question(tmp_path: Path) -> None:
     assert "retention" in str(config["data"])
 
 
+def test_tail_packs_have_a_schedule_of_their_own_and_need_no_rule(tmp_path: Path) -> None:
+    packs = {"enabled": True, "schedule": "5 4 * * *", "args": ["--older-than", "30d"]}
+    values = given(tailPacks=packs, activeDeadlineSeconds=600)
+    del values["config"]["retention"]
+    ran = template(values, tmp_path)
+    assert ran.code == 0, ran.err
+    [job] = [
+        manifest
+        for manifest in manifests(ran.out)
+        if manifest["kind"] == "CronJob" and "-gc" in manifest["metadata"]["name"]
+    ]
+    assert job["metadata"]["name"] == f"{RELEASE}-sidetier-gc-tail"
+    assert job["spec"]["schedule"] == "5 4 * * *"
+    spec = job["spec"]["jobTemplate"]["spec"]
+    assert (spec["backoffLimit"], spec["activeDeadlineSeconds"]) == (0, 600)
+    [container] = spec["template"]["spec"]["containers"]
+    assert container["args"] == [
+        *("gc", "--tail-packs", "--yes", "--config", "/etc/sidetier/sidetier.yaml"),
+        *("--older-than", "30d"),
+    ]
+
+
 def test_gc_without_a_rule_is_refused(tmp_path: Path) -> None:
     values = given(enabled=True)
     del values["config"]["retention"]

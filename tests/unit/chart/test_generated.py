@@ -90,7 +90,7 @@ def test_the_readme_describes_every_default() -> None:
         "kafka.storage", "image", "serviceAccount", "service", "podMonitor", "serviceMonitor",
         "prometheusRule", "dashboard",
         "networkPolicy", "tests", "verify",
-        "fleet", "fleet.service",
+        "fleet", "fleet.service", "gc.tailPacks",
         "serve", "serve.live", "serve.groups", "serve.tls", "serve.users", "serve.service",
         "serve.autoscaling",
     }  # fmt: skip
