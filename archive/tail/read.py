@@ -102,7 +102,8 @@ def read_rows(store: RemoteStorage, rows: Iterable[PackedRow]) -> Iterator[tuple
         data = read_range(store, pack.key, start, end, condition=IfMatch(pack.etag))
         for _, _, part in parts:
             row = part.source.row
-            piece = data[row.position - start :][: row.size]
+            at = row.position - start
+            piece = data[at : at + row.size]
             check_range(row, piece, pack.key)
             yield part.source, piece
 

@@ -54,7 +54,8 @@ class PackCopy:
     Args:
         store: The store of the packs.
         sources: The rows, pack after pack, and in each in order of positions.
-        before_read: Called with a number of bytes before they are read. It may wait.
+        before_read: Called with the size of each row before its bytes are handed out. It may wait:
+            not for a whole chunk, because a store ends a request that is silent for 20 s.
 
     Raises:
         ValueError: There are no rows, or more than a pack can have.
@@ -98,13 +99,16 @@ class PackCopy:
         Its `read` raises UnreadablePackError, and any other StorageError.
         """
         sizes = [*(source.row.size for source in self._pieces), len(self.end)]
-        chunk = -1
+        chunk = paid = -1
         data: Sequence[bytes] = ()
 
         def piece(number: int) -> bytes:
-            nonlocal chunk, data
+            nonlocal chunk, data, paid
             if number == len(self._pieces):
                 return self.end
+            if number != paid:
+                self._before_read(sizes[number])
+                paid = number
             wanted = bisect_right(self._chunk_starts, number) - 1
             if wanted != chunk:
                 data = ()  # before the next chunk is in memory
@@ -117,7 +121,6 @@ class PackCopy:
         """Return the pieces of a chunk, in the order of the copy."""
         start, *after = self._chunk_starts[chunk : chunk + 2]
         pieces = self._pieces[start : after[0] if after else len(self._pieces)]
-        self._before_read(sum(source.row.size for source in pieces))
         order = sorted(range(len(pieces)), key=lambda number: _place(pieces[number]))
         data = [b""] * len(pieces)
         for pack, numbers in groupby(order, lambda number: pieces[number].stored_in):
