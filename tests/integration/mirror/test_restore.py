@@ -265,4 +265,5 @@ def test_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archive 
         *(*restore, "--name", old, "--from-retired"),
         *("--rename", f"{topic}={old}"),
     )
-    assert contents(consumed_at(servers, old)) == expected
+    # With the tail, which `retire` has promoted before.
+    assert contents(consumed_at(servers, old)) == contents(source)

@@ -153,7 +153,9 @@ def test_killed_tail_export_is_completed_from_the_archive(
             assert manifest_in(lake.objects(), tailed.topic) == before
 
         export(code=1)
-        assert f"{tailed.topic}-0: a run was begun with --tail kafka, up to" in spark40.log()
+        assert (
+            f"{tailed.topic}-0: a run was begun with --tail kafka or packs, up to" in spark40.log()
+        )
         undecided.abort_transaction(20)
         tailed.mixed(1)
         tailed.archive_to(tailed.archived[0] + 6)
