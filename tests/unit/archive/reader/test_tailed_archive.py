@@ -210,6 +210,7 @@ def test_gap_ends_the_tail_until_it_is_filled() -> None:
 
 def test_partition_that_only_packs_have() -> None:
     log = mixed_log()
+    log.log_start = 7
     log.pack(1, 0, (7, log.next_offset))
     isolation = IsolationLevel.READ_UNCOMMITTED
     with reading(log.store, with_tail=True, isolation=isolation) as reader:
@@ -281,6 +282,7 @@ def test_times_and_bounds() -> None:
         assert first(reader, moment) == 0
         assert first(reader, moment + 10**9) is None
     log = mixed_log()
+    log.log_start = 7
     log.pack(1, 0, (7, log.next_offset))
     with reading(log.store, with_tail=True) as reader:
         assert first(reader, moment) == 7
