@@ -276,6 +276,11 @@ class Planner:
         if self._owns_threads:
             self._pool.shutdown()
 
+    @property
+    def reads_tails(self) -> bool:
+        """Whether tail packs follow the archives."""
+        return self._archives.tails is not None
+
     def renew(self) -> dict[TopicPartition, Offset]:
         """Drop the cached snapshots of archives that were replaced, so that planning can continue.
 
@@ -408,20 +413,28 @@ class Planner:
         """Read the recorded gaps of the partitions. One listing for each topic."""
         return self._snapshots.gaps(tps)
 
-    def beyond_archive(self, ends: Mapping[TopicPartition, Offset]) -> dict[TopicPartition, Offset]:
-        """Return the offsets (exclusive) that are above the archive end offset, and those of
-        partitions of which nothing is archived; nothing if tail packs are not read.
+    def beyond_archive(
+        self, ends: Mapping[TopicPartition, Offset], isolation: IsolationLevel
+    ) -> dict[TopicPartition, Offset]:
+        """Return the offsets (exclusive) up to which the archive alone is perhaps not readable: those
+        above the archive end offset, at read_committed all those of partitions with a tail, which
+        decides transactions, and those of partitions of which nothing is archived. Nothing if tail
+        packs are not read.
 
         Uses the cached snapshots; raises as `ends`.
         """
-        if self._archives.tails is None:
+        if not self.reads_tails:
             return {}
-        archived = {}
-        for tp in ends:
+        is_committed = isolation is IsolationLevel.READ_COMMITTED
+
+        def is_readable(tp: TopicPartition, end: Offset) -> bool:
             view = self._snapshots.of(tp, float("inf"))
-            has_archive = view is not None and bool(view.etag)
-            archived[tp] = view.archived_end if view is not None and has_archive else Offset(-1)
-        return {tp: end for tp, end in ends.items() if end > archived[tp]}
+            if view is None or not view.etag:
+                return False
+            has_tail = view.end > view.archived_end
+            return end <= view.archived_end and not (is_committed and has_tail)
+
+        return {tp: end for tp, end in ends.items() if not is_readable(tp, end)}
 
     def topic_id(self, topic: str) -> str | None:
         """Return the topic id in the cached snapshots of the topic's partitions; None if the

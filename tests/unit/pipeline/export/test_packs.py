@@ -149,7 +149,8 @@ def test_each_record_once_whenever_it_is_packed_archived_and_exported(data: st.D
         elif len(segments) > 1 or packs:
             # Without producer snapshots, an early open transaction is found by reading alone.
             with suppress(NoSuchTopicError, UndecidedRecordsError):
-                export(log, target, with_tail=data.draw(st.booleans(), label="with tail"))
+                causes = export(log, target, with_tail=data.draw(st.booleans(), label="with tail"))
+                assert not causes
             done = exported(target)
             assert done == stable[: len(done)]
     log.archived(*segments, *[log.next_offset] * (segments[-1] < log.next_offset))
@@ -180,6 +181,45 @@ def test_discarded_records_that_were_exported_from_packs(shows: str, fork: int) 
     assert found == Counter(
         (record.offset, record.value) for batch in new.batches for record in batch.records
     )
+
+
+@pytest.mark.parametrize("fork", [0, 12, 15])
+def test_claim_alone_shows_what_was_discarded(fork: int) -> None:
+    log, target = plain_log(), FakeStorage()
+    if fork == 0:
+        log = replace(log, store=FakeStorage(), stored=set())
+        log.pack(1, 0, (0, 24))
+    export(log, target)
+    assert next_offset(target) == 24
+    if fork == 15:
+        log.archived(0, 6, 12, 15)
+    for key in [row.key for row in log.store.list_objects(LAYOUT.tails_prefix())]:
+        log.store.delete_object(key)
+    log.elected_uncleanly(fork).claim(2, 0)
+    with pytest.raises(LogTruncatedError, match=rf"offsets \[{fork}, 24\) \(leader epoch 0, now 1"):
+        export(log, target)
+
+
+@pytest.mark.parametrize("segments", [(0, 5, 12), (0, 3, 7, 12)])
+@pytest.mark.parametrize("ends", ["whole", "killed"])
+def test_end_that_packs_have_decided_is_no_loss_for_the_archive(
+    segments: tuple[int, ...], ends: str
+) -> None:
+    """The last stable offset of archive and tail is archived, and above that of the archive."""
+    log, target = mixed_log(), FakeStorage()
+    log.archived(*segments)
+    log.pack(1, 0, (12, 14))
+    if ends == "whole":
+        export(log, target)
+        stands = next_offset(target)
+        assert stands == 5
+        assert export(log, target, with_tail=False) == []
+        assert next_offset(target) == stands
+        return
+    with suppress(KilledError):
+        export(log, MortalStore(target, 2))
+    with pytest.raises(StillOnBrokerError, match="up to offset 5.* end at 3"):
+        export(log, target, with_tail=False)
 
 
 def test_running_export_finds_what_was_discarded_meanwhile() -> None:
