@@ -416,10 +416,12 @@ class Planner:
     def beyond_archive(
         self, ends: Mapping[TopicPartition, Offset], isolation: IsolationLevel
     ) -> dict[TopicPartition, Offset]:
-        """Return the offsets (exclusive) up to which the archive alone is perhaps not readable: those
-        above the archive end offset, at read_committed all those of partitions with a tail, which
-        decides transactions, and those of partitions of which nothing is archived. Nothing if tail
-        packs are not read.
+        """Return the ends up to which the archive alone may not be readable; none if tail packs are
+        not read.
+
+        These are ends above the archive end offset, and those of partitions of which nothing is
+        archived; at read_committed, also those of all partitions with a tail, which decides
+        transactions.
 
         Uses the cached snapshots; raises as `ends`.
         """

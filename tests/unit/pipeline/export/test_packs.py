@@ -218,7 +218,7 @@ def test_end_that_packs_have_decided_is_no_loss_for_the_archive(
         return
     with suppress(KilledError):
         export(log, MortalStore(target, 2))
-    with pytest.raises(StillOnBrokerError, match="up to offset 5.* end at 3"):
+    with pytest.raises(StillOnBrokerError, match=r"up to offset 5.* end at 3"):
         export(log, target, with_tail=False)
 
 
@@ -261,7 +261,7 @@ def test_archived_records_that_were_discarded_are_not_exported(shows: str) -> No
     else:
         new.pack(2, 0, (9, new.next_offset))
     for where in (target, FakeStorage()):
-        with pytest.raises(UnreadTailError, match="offset 11 of leader epoch 0.* quarantine"):
+        with pytest.raises(UnreadTailError, match=r"offset 11 of leader epoch 0.* quarantine"):
             export(log, where)
     fresh = FakeStorage()
     export(log, fresh, with_tail=False)
