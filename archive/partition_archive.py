@@ -34,7 +34,7 @@ from sidetier.archive.view import (
     view_of_ours,
     view_of_pinterest,
 )
-from sidetier.segments.epoch_history import EpochHistory
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import ObjectNotFoundError, SidetierError
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -114,6 +114,13 @@ class PartitionArchive:
     @property
     def problem(self) -> SidetierError | None:
         """Why it is not known what follows the end of the latest snapshot; None if it is."""
+        return None
+
+    @property
+    def divergence(self) -> SidetierError | None:
+        """Why some archived records of the latest snapshot are to be replaced; None if that is not
+        known.
+        """
         return None
 
     @property
@@ -250,6 +257,12 @@ class PartitionArchive:
     def epochs(self) -> EpochHistory:
         """Read the stored leader epochs. One request."""
         return self._stored.epochs().epoch_history
+
+    def tail_epochs(self) -> EpochHistory:
+        """Return the leader epochs of the records that follow the archive in the latest snapshot,
+        and perhaps earlier ones. No request.
+        """
+        return NO_EPOCHS
 
     def newest_epochs(self) -> EpochHistory | None:
         """Return the epoch history of the newest leader in the latest snapshot, also above its end.

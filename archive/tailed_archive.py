@@ -30,10 +30,11 @@ from sidetier.archive.tail.merge import (
     Reason,
     TailSlice,
 )
+from sidetier.archive.tail.pack import TailRow
 from sidetier.archive.view import ArchiveView, Change, Extract
-from sidetier.segments.epoch_history import EpochHistory
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import ArchiveConflictError, SidetierError
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 from sidetier.storage.port import ObjectPart
 
 if TYPE_CHECKING:
@@ -203,6 +204,17 @@ class TailedArchive(PartitionArchive):
         return None if self._joined is None else self._joined.tail.problem
 
     @property
+    def divergence(self) -> SidetierError | None:
+        """The archive has records that the newest leader has discarded."""
+        merged = None if self._joined is None else self._joined.tail.merged
+        if merged is None or merged.diverged is None:
+            return None
+        return UnreadTailError(
+            f"{self.tp}: {merged.diverged}: its last records were discarded (an unclean election), "
+            "and are read again when the sidecar has moved them to quarantine"
+        )
+
+    @property
     def has_known_end(self) -> bool:
         """Whether nothing follows the end of the latest snapshot, as of its time."""
         return self.problem is None and not self._is_archive_alone
@@ -227,6 +239,11 @@ class TailedArchive(PartitionArchive):
         if joined is None or not joined.tail.logs:
             return super().epochs()
         return joined.tail.merged.epochs
+
+    def tail_epochs(self) -> EpochHistory:
+        """See `PartitionArchive.tail_epochs`."""
+        joined = self._joined
+        return NO_EPOCHS if joined is None or not joined.tail.logs else joined.tail.merged.epochs
 
     def newest_epochs(self) -> EpochHistory | None:
         """Return the epoch history of the newest leader that packs know; as the base class."""
@@ -344,10 +361,14 @@ class TailedArchive(PartitionArchive):
             problem = UnreadTailError(f"{self.tp}: {error}")
         if merged.unread is not None:
             problem = UnreadTailError(f"{self.tp}: {merged.unread}")
+        elif archived is None and (first := _without_pack(merged)) is not None:
+            merged = replace(contents, rows={}).merged(self.tp, part)
+            problem = UnreadTailError(
+                f"{self.tp}: nothing is archived, and no pack has the offsets {first} of the log"
+            )
         logs = tuple(map(_as_segment, merged.slices))
-        newest = None
-        if problem is None and _is_above(archived, part, rows):
-            newest = merged.newest_epochs
+        is_above = any(_is_above(archived, source.row) for source in rows)
+        newest = merged.newest_epochs if problem is None and is_above else None
         return _Tail(etag, rows, contents.unread, merged, logs, newest, problem)
 
     def _archived_part(
@@ -355,11 +376,14 @@ class TailedArchive(PartitionArchive):
     ) -> ArchivedPart:
         if archived is None:
             return ArchivedPart()
-        if all(source.row.end <= archived.end for source in rows):
-            return ArchivedPart(archived.end, topic_id=archived.watermark.topic_id)
+        topic_id = archived.watermark.topic_id
+        if not any(_is_above(archived, source.row) for source in rows):
+            return ArchivedPart(archived.end, topic_id=topic_id)
         if self._archived is None or self._archived[0] != archived.etag:
-            topic_id = archived.watermark.topic_id
-            part = ArchivedPart(archived.end, super().epochs(), topic_id, self.gaps())
+            epochs = super().epochs()
+            if not is_noted(archived.watermark, epochs):
+                epochs = NO_EPOCHS  # of a sidecar that lost the race for `offset.wm`
+            part = ArchivedPart(archived.end, epochs, topic_id, self.gaps())
             self._archived = archived.etag, part
         return self._archived[1]
 
@@ -378,13 +402,19 @@ def open_partition(
     return TailedArchive(tp, archive, settings_check, clock, tails, extract)
 
 
-def _is_above(archived: ArchiveView | None, part: ArchivedPart, rows: Sequence[PackedRow]) -> bool:
-    """Whether rows reach beyond the archive, and the stored leader epochs belong to it."""
-    if archived is None:
-        return bool(rows)
-    if all(source.row.end <= archived.end for source in rows):
-        return False
-    return not part.epochs.entries or is_noted(archived.watermark, part.epochs)
+def _is_above(archived: ArchiveView | None, row: TailRow) -> bool:
+    """Whether a row reaches beyond the archive, or is the claim of a leader that begins there."""
+    return archived is None or row.end > archived.end or (row.is_claim and row.end == archived.end)
+
+
+def _without_pack(merged: MergedTail) -> OffsetRange | None:
+    """Return the offsets of the leader's log below a tail without an archive; None without any.
+    Their pack has not arrived yet, or cannot be read.
+    """
+    first = merged.log_start
+    if not merged.slices or first is None or first >= merged.start:
+        return None
+    return OffsetRange(first, merged.start)
 
 
 def _first_lost(seen: _Seen, epochs: EpochHistory, merged: MergedTail) -> Offset | None:

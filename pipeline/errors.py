@@ -123,21 +123,26 @@ class StreamBehindError(ArchiveError):
 
     Attributes:
         position: the stream's next offset.
-        end: the archive's end (exclusive).
+        end: the end (exclusive) of what is read.
+        where: what is read: the archive, perhaps with its tail.
     """
 
-    def __init__(self, tp: TopicPartition, position: Offset, end: Offset) -> None:
+    def __init__(
+        self, tp: TopicPartition, position: Offset, end: Offset, where: str = "the archive"
+    ) -> None:
         super().__init__(
-            f"{in_words(tp)}: the stream is at offset {position}, and the archive ends at {end}: "
+            f"{in_words(tp)}: the stream is at offset {position}, and {where} ends at {end}: "
             "the topic was created again, or the brokers have discarded records and the records "
             "that replace them are not archived yet. Begin with another checkpoint, or set "
             "failOnDataLoss to false to wait until the archive has reached that offset"
         )
-        self.tp, self.position, self.end = tp, position, end
+        self.tp, self.position, self.end, self.where = tp, position, end, where
 
-    def __reduce__(self) -> tuple[type["StreamBehindError"], tuple[TopicPartition, Offset, Offset]]:
+    def __reduce__(
+        self,
+    ) -> tuple[type["StreamBehindError"], tuple[TopicPartition, Offset, Offset, str]]:
         """Make the error picklable, so that executors can send it."""
-        return StreamBehindError, (self.tp, self.position, self.end)
+        return StreamBehindError, (self.tp, self.position, self.end, self.where)
 
 
 class StreamTruncatedError(ArchiveError):

@@ -294,6 +294,20 @@ def contradiction(
     return None
 
 
+def joined(below: EpochHistory, above: EpochHistory, border: Offset) -> EpochHistory:
+    """Return `below` for the offsets below the border, and `above` from there on."""
+    entries = [(epoch, start) for epoch, start in above.entries if start >= border]
+    lower = above.up_to(border).entries
+    if lower and (not entries or entries[0][1] > border):
+        entries.insert(0, (lower[-1][0], border))
+    if not entries:
+        return below.up_to(border)
+    first = entries[0][0]
+    # A higher epoch below can only be one in a gap.
+    kept = [entry for entry in below.up_to(border).entries if entry[0] <= first]
+    return EpochHistory((*kept, *entries[bool(kept and kept[-1][0] == first) :]))
+
+
 def truncate(epoch_history: EpochHistory, divergence_offset: int) -> EpochHistory:
     """Return the history below `divergence_offset`, as Kafka's `truncateFromEnd`.
 

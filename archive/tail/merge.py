@@ -196,6 +196,7 @@ class MergedTail:
         unread: Why packs that cannot be read leave the tail empty; None if they do not.
         newest_epochs: The epoch history of archive and newest leader, not cut at `end`: a claim
             shows where the leader has discarded records of the one before it.
+        diverged: How the archive itself contradicts the newest leader; None if it does not.
     """
 
     start: Offset
@@ -209,6 +210,7 @@ class MergedTail:
     gap: OffsetRange | None
     unread: str | None = None
     newest_epochs: EpochHistory = NO_EPOCHS
+    diverged: str | None = None
 
     @property
     def newest_ms(self) -> int | None:
@@ -295,6 +297,7 @@ def merge(
         gap=None if behind is None else OffsetRange(end, behind),
         unread=doubt,
         newest_epochs=epochs,
+        diverged=divergence,
     )
 
 

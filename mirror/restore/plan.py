@@ -185,6 +185,15 @@ def progress_problem(wanted: PartitionRestore, stored: RestoreNote | None) -> st
             f"{wanted.target}: this restore began at offset {stored.start}, and --from is offset "
             f"{wanted.start} now; leave out --from to continue, or give another --name and --rename"
         )
+    if wanted.restored_to is not None and wanted.restored_to > wanted.readable_end:
+        where = "the archive" if wanted.tail_end is None else "the archive with its tail"
+        hint = " or, for records that are in tail packs, --with-tail" * (wanted.tail_end is None)
+        return (
+            f"{wanted.target}: this restore has copied {wanted.source} up to offset "
+            f"{wanted.restored_to}, and {where} ends at {wanted.readable_end} now: the cluster may "
+            "have discarded the records in between (an unclean election). Give another --name and "
+            f"--rename{hint}"
+        )
     return None
 
 

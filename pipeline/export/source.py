@@ -224,7 +224,8 @@ class ArchiveSource:
         if self.requested is None:
             for tp in wanted.keys() - next_offsets.keys():
                 _require_below(wanted[tp], ends[tp], tp, "the archived and decided records end")
-        return ranges_left(wanted, ends, next_offsets, tail, behind)
+        where = "the archive with its tail" if self.planner.reads_tails else "the archive"
+        return ranges_left(wanted, ends, next_offsets, tail, behind, where)
 
     def undecided(self, next_offsets: Offsets) -> Mapping[TopicPartition, UndecidedTail]:
         """With a requested range, only transactions within it are returned.
@@ -269,7 +270,8 @@ class ArchiveSource:
         positions = archived_positions(
             self.planner, {tp: span.end for tp, span in ranges.items() if span.start < span.end}
         )
-        in_packs = self.planner.beyond_archive({tp: span.end for tp, span in ranges.items()})
+        ends = {tp: span.end for tp, span in ranges.items()}
+        in_packs = self.planner.beyond_archive(ends, self.request.isolation)
         return Tail(in_packs, self.topic_ids(ranges), _epoch_histories(positions))
 
     def topic_ids(self, tps: Iterable[TopicPartition]) -> dict[str, str]:
@@ -378,7 +380,8 @@ class ArchiveSource:
                 raise StillOnBrokerError(
                     f"{tp}: a run was begun with --tail kafka or packs, up to offset {until}, and "
                     f"has not ended; the records that can be read end at {ends[tp]}. Run the "
-                    "export with the same --tail again, or once it is archived that far"
+                    "export with the --tail that it was begun with, or once the records are in "
+                    "packs or segments"
                 )
 
 
@@ -532,6 +535,7 @@ def ranges_left(
     next_offsets: Offsets,
     tail: Offsets = _NONE,
     behind: list[BehindError] | None = None,
+    where: str = "the archive",
 ) -> dict[TopicPartition, OffsetRange]:
     """Return the ranges that are left to export, from the next offsets to the readable ends.
 
@@ -542,6 +546,7 @@ def ranges_left(
         next_offsets: next offsets of the export.
         tail: see `Source.available`.
         behind: see `Source.available`.
+        where: what `ends` are the ends of, in words.
 
     Raises:
         BehindError: the archive ends below a next offset, and `behind` is None.
@@ -553,8 +558,7 @@ def ranges_left(
         if tp in next_offsets and first > ends[tp] and tail.get(tp) != first:
             error = BehindError(
                 tp,
-                f"{in_words(tp)} is exported up to offset {first}, but the archive ends at "
-                f"{ends[tp]}",
+                f"{in_words(tp)} is exported up to offset {first}, but {where} ends at {ends[tp]}",
                 _ELSEWHERE,
             )
             if behind is None:

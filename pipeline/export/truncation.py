@@ -19,12 +19,12 @@ def find_truncated(planner: Planner, positions: Positions) -> tuple[Truncated, .
     Makes no request if no position has a known epoch history.
 
     Raises:
-        ArchiveError, StorageError: see `Planner.epoch_histories`.
+        ArchiveError, StorageError: see `Planner.newest_epoch_histories`.
     """
     known = {tp: entry for tp, entry in sorted(positions.items()) if entry.epoch_history.entries}
     if not known:
         return ()
-    epoch_histories = planner.epoch_histories(known)
+    epoch_histories = planner.newest_epoch_histories(known)
     doubtful = [
         tp for tp, now in epoch_histories.items() if truncated(tp, known[tp], now) is not None
     ]

@@ -214,9 +214,12 @@ class ArchiveSnapshots:
         for change in snapshot.changes:
             if change.message is not None:
                 raise ArchiveReplacedError(change.message, change.first)
-        problem = self.archives.of(tp).problem
+        archive = self.archives.of(tp)
+        # A plan without the tail would look complete, and one with discarded records would have to
+        # be taken back.
+        problem = archive.problem or archive.divergence
         if problem is not None:
-            raise problem  # a plan without the tail would look complete
+            raise problem
         return snapshot.view
 
     def renew(self) -> dict[TopicPartition, Offset]:

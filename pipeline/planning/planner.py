@@ -11,6 +11,7 @@ from sidetier.archive.objects.gaps import Gaps
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.objects.watermark import is_noted
 from sidetier.archive.tailed_archive import SharedTails
+from sidetier.archive.view import ArchiveView
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.planning.archives import Archives, ArchiveSnapshots
@@ -22,7 +23,7 @@ from sidetier.pipeline.planning.request_pool import RequestPool
 from sidetier.pipeline.planning.resolving import Resolver, check_covered, shares
 from sidetier.pipeline.planning.segment_parts import SegmentPart
 from sidetier.pipeline.planning.split import Missing, Plan, Split
-from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory, joined
 from sidetier.segments.errors import ArchiveError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
@@ -275,6 +276,11 @@ class Planner:
         if self._owns_threads:
             self._pool.shutdown()
 
+    @property
+    def reads_tails(self) -> bool:
+        """Whether tail packs follow the archives."""
+        return self._archives.tails is not None
+
     def renew(self) -> dict[TopicPartition, Offset]:
         """Drop the cached snapshots of archives that were replaced, so that planning can continue.
 
@@ -347,8 +353,8 @@ class Planner:
 
         A history is empty if none is stored, or if it does not belong to the partition's
         `offset.wm`: a sidecar that lost the race for `offset.wm` may have been the last to write
-        the leader epochs. With tail packs above the archive, it is that of the newest leader, also
-        above the end of the tail: a claim shows where records were discarded.
+        the leader epochs. Below the archive end offset, it is that of the archived records, also
+        while a later leader has discarded them; above, that of the tail.
 
         Costs a request for each partition, in addition to those of `ends`. If `offset.wm` has the
         checksum of its leader epochs, the request is made once for each version of it.
@@ -359,44 +365,78 @@ class Planner:
         """
         views = {tp: view for tp, view in self._snapshots.of_all(tps).items() if view is not None}
 
-        def epoch_history(tp: TopicPartition) -> EpochHistory:
-            view = views[tp]
-            in_packs = self._archives.of(tp).newest_epochs()
-            if in_packs is not None:
-                return in_packs
-            etag, known = self._noted_epoch_histories.get(tp, (None, NO_EPOCHS))
-            if etag == view.etag:
-                return known
-            stored = self._archives.epoch_history(tp)
-            if view.is_pinterest or not is_noted(view.watermark, stored):
-                return NO_EPOCHS
-            below = stored.up_to(view.end)
-            if view.watermark.epoch_history is not None:
-                # Without the checksum in `offset.wm`, the leader epochs may change while its etag
-                # stays the same.
-                self._noted_epoch_histories[tp] = view.etag, below
-            return below
+        return self._pool.of_each(lambda tp: self._epoch_history(tp, views[tp]), views)
 
-        return self._pool.of_each(epoch_history, views)
+    def newest_epoch_histories(
+        self, tps: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, EpochHistory]:
+        """Return the leader epochs of each partition's newest leader, to compare records with that
+        were read before.
+
+        Without tail packs above the archive, these are the `epoch_histories`. Otherwise they are
+        those of the newest leader in the packs, also above the end of the tail: a claim shows where
+        records were discarded. Raises as `epoch_histories`.
+        """
+        views = self._snapshots.of_all(tps)
+
+        def newest(tp: TopicPartition) -> EpochHistory | None:
+            view, in_packs = views[tp], self._archives.of(tp).newest_epochs()
+            if in_packs is not None or view is None:
+                return in_packs
+            return self._epoch_history(tp, view)
+
+        known = self._pool.of_each(newest, views)
+        return {tp: history for tp, history in known.items() if history is not None}
+
+    def _epoch_history(self, tp: TopicPartition, view: ArchiveView) -> EpochHistory:
+        above = self._archives.of(tp).tail_epochs()
+        if not view.etag:
+            return above  # nothing is archived
+        below = self._archived_epochs(tp, view)
+        return below if view.end <= view.archived_end else joined(below, above, view.archived_end)
+
+    def _archived_epochs(self, tp: TopicPartition, view: ArchiveView) -> EpochHistory:
+        etag, known = self._noted_epoch_histories.get(tp, (None, NO_EPOCHS))
+        if etag == view.etag:
+            return known
+        stored = self._archives.epoch_history(tp)
+        if view.is_pinterest or not is_noted(view.watermark, stored):
+            return NO_EPOCHS
+        below = stored.up_to(view.archived_end)
+        if view.watermark.epoch_history is not None:
+            # Without the checksum in `offset.wm`, the leader epochs may change while its etag
+            # stays the same.
+            self._noted_epoch_histories[tp] = view.etag, below
+        return below
 
     def gaps(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Gaps]:
         """Read the recorded gaps of the partitions. One listing for each topic."""
         return self._snapshots.gaps(tps)
 
-    def beyond_archive(self, ends: Mapping[TopicPartition, Offset]) -> dict[TopicPartition, Offset]:
-        """Return the offsets (exclusive) that are above the archive end offset, and those of
-        partitions of which nothing is archived; nothing if tail packs are not read.
+    def beyond_archive(
+        self, ends: Mapping[TopicPartition, Offset], isolation: IsolationLevel
+    ) -> dict[TopicPartition, Offset]:
+        """Return the ends up to which the archive alone may not be readable; none if tail packs are
+        not read.
+
+        These are ends above the archive end offset, and those of partitions of which nothing is
+        archived; at read_committed, also those of all partitions with a tail, which decides
+        transactions.
 
         Uses the cached snapshots; raises as `ends`.
         """
-        if self._archives.tails is None:
+        if not self.reads_tails:
             return {}
-        archived = {}
-        for tp in ends:
+        is_committed = isolation is IsolationLevel.READ_COMMITTED
+
+        def is_readable(tp: TopicPartition, end: Offset) -> bool:
             view = self._snapshots.of(tp, float("inf"))
-            has_archive = view is not None and bool(view.etag)
-            archived[tp] = view.archived_end if view is not None and has_archive else Offset(-1)
-        return {tp: end for tp, end in ends.items() if end > archived[tp]}
+            if view is None or not view.etag:
+                return False
+            has_tail = view.end > view.archived_end
+            return end <= view.archived_end and not (is_committed and has_tail)
+
+        return {tp: end for tp, end in ends.items() if not is_readable(tp, end)}
 
     def topic_id(self, topic: str) -> str | None:
         """Return the topic id in the cached snapshots of the topic's partitions; None if the

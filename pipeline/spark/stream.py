@@ -53,11 +53,13 @@ class StreamPosition:
         self._planner: Planner | None = None
         self._initial: StreamOffset | None = None
         self._current: StreamOffset | None = None
+        self._waits_for = ""
 
     def initial(self) -> OffsetJson:
         """Return the offset at which a new query begins; the same one at each call.
 
         Raises:
+            UnreadTailError: it is not known which records the tail has.
             NoSuchTopicError, ConfigurationError, ArchiveError, StorageError: as `Planner.resolve`.
         """
         if self._initial is None:
@@ -97,10 +99,14 @@ class StreamPosition:
         if current is None:
             raise RuntimeError("the stream has no position")
         try:
-            return as_json(self._renewing(current, lambda: self._next_offset(current)))
+            end = self._renewing(current, lambda: self._next_offset(current))
         except UnreadTailError as error:
-            log.warning("the stream waits: %s", error)
+            if str(error) != self._waits_for:
+                self._waits_for = str(error)
+                log.warning("the stream waits: %s", error)
             return as_json(current)
+        self._waits_for = ""
+        return as_json(end)
 
     def plan(self, start: OffsetJson, end: OffsetJson) -> Plan:
         """Plan a batch. A new partition begins at its earliest offset.
@@ -271,7 +277,8 @@ class StreamPosition:
             end = ends.get(tp, Offset(0))
             if offset <= end or tp in back_to:
                 continue
-            error = StreamBehindError(tp, offset, end)
+            where = "the archive with its tail" if self._settings.with_tail else "the archive"
+            error = StreamBehindError(tp, offset, end, where)
             known = current.topic_ids.get(tp.topic)
             # The archive may lag behind a new leader after an unclean election. Once it is past
             # the divergence, the leader epochs show which records to read again.

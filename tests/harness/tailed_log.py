@@ -29,6 +29,7 @@ class TailedLog(TransactionalLog):
     epochs: EpochHistory = field(default_factory=lambda: history((0, 0)))
     stored: set[tuple[int, int]] = field(default_factory=set)
     """Start and end of the archived segments."""
+    log_start: int = 0
 
     @property
     def archive(self) -> MadeArchive:
@@ -69,7 +70,7 @@ class TailedLog(TransactionalLog):
                 epochs_from(self.epochs, start),
                 Offset(start),
                 Offset(end),
-                Offset(0),
+                Offset(self.log_start),
                 tracker.last_stable_offset,
                 len(batches),
                 1_700_000_000_000 + end,
@@ -90,7 +91,7 @@ class TailedLog(TransactionalLog):
         """Store a pack with the claim of the leader of the newest epoch."""
         builder = PackBuilder()
         end = Offset(self.next_offset)
-        builder.add(claim(self.tp, TOPIC_ID, self.epochs, Offset(0), end))
+        builder.add(claim(self.tp, TOPIC_ID, self.epochs, Offset(self.log_start), end))
         return store_pack(self.store, self.layout, builder, broker, number)
 
     def elected_uncleanly(self, start: int, epoch: int = 1) -> "TailedLog":

@@ -121,6 +121,7 @@ def test_offsets_times_and_epochs_are_those_of_both(store: RemoteStorage) -> Non
 
 def test_partition_that_only_packs_have() -> None:
     log = mixed_log()
+    log.log_start = 7
     log.pack(1, 0, (7, log.next_offset))
     with endpoint_over(log.store, settings=WITH_TAIL) as parts:
         assert parts.catalog.topics["orders"].partitions == 1

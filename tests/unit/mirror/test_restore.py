@@ -160,6 +160,15 @@ def test_a_restore_continues_only_from_its_own_progress() -> None:
     assert "into this partition from _sidetier" in (progress_problem(wanted(), folder) or "")
 
 
+def test_restored_records_that_the_archive_no_longer_has_are_a_problem() -> None:
+    assert progress_problem(wanted(restored_to=50), NOTE) is None
+    for tail_end, where in ((None, "the archive"), (Offset(52), "the archive with its tail")):
+        with_tail = replace(wanted(restored_to=60), tail_end=tail_end)
+        problem = progress_problem(with_tail, NOTE) or ""
+        assert f"up to offset 60, and {where} ends at {tail_end or 50} now" in problem
+    assert progress_problem(replace(wanted(restored_to=60), tail_end=Offset(60)), NOTE) is None
+
+
 def test_omitted_and_undecided_offsets_are_computed() -> None:
     assert wanted().offsets_left == 40
     assert wanted(restored_to=30).offsets_left == 20

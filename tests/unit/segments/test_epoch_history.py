@@ -4,6 +4,7 @@ from sidetier.segments.epoch_history import (
     EpochHistory,
     continues,
     encode_leader_epoch_checkpoint,
+    joined,
     merge,
     parse_leader_epoch_checkpoint,
     with_earlier_epochs,
@@ -217,3 +218,22 @@ def test_error_for_a_damaged_file_names_it(text: str, reason: str) -> None:
 def test_other_versions_are_refused() -> None:
     with pytest.raises(UnsupportedFormatError, match=f"{PATH}: checkpoint version '1', expected 0"):
         parse_leader_epoch_checkpoint("1\n0\n", PATH)
+
+
+@pytest.mark.parametrize(
+    ("below", "above", "entries"),
+    [
+        ([(0, 0), (1, 6)], [(0, 0), (1, 6), (2, 15)], [(0, 0), (1, 6), (2, 15)]),
+        ([(0, 0)], [(0, 0), (1, 9)], [(0, 0), (1, 12)]),  # diverged at 9
+        ([(0, 0)], [(1, 12), (2, 12)], [(0, 0), (1, 12), (2, 12)]),
+        ([(0, 0)], [(5, 30)], [(0, 0), (5, 30)]),
+        ([], [(0, 0), (1, 15)], [(0, 12), (1, 15)]),
+        ([(0, 0), (3, 11)], [(0, 0)], [(0, 0)]),  # epoch 3 is in a gap
+        ([(0, 0)], [], [(0, 0)]),
+    ],
+)
+def test_history_of_an_archive_and_what_follows_it(
+    below: list[tuple[int, int]], above: list[tuple[int, int]], entries: list[tuple[int, int]]
+) -> None:
+    both = joined(_epoch_history(*below), _epoch_history(*above), Offset(12))
+    assert both == _epoch_history(*entries)

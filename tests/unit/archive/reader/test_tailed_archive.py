@@ -210,6 +210,7 @@ def test_gap_ends_the_tail_until_it_is_filled() -> None:
 
 def test_partition_that_only_packs_have() -> None:
     log = mixed_log()
+    log.log_start = 7
     log.pack(1, 0, (7, log.next_offset))
     isolation = IsolationLevel.READ_UNCOMMITTED
     with reading(log.store, with_tail=True, isolation=isolation) as reader:
@@ -281,6 +282,7 @@ def test_times_and_bounds() -> None:
         assert first(reader, moment) == 0
         assert first(reader, moment + 10**9) is None
     log = mixed_log()
+    log.log_start = 7
     log.pack(1, 0, (7, log.next_offset))
     with reading(log.store, with_tail=True) as reader:
         assert first(reader, moment) == 7
@@ -418,3 +420,27 @@ def test_partition_that_only_packs_have_and_that_is_not_known_is_an_error() -> N
     log.archive.put(LAYOUT.tail_pack_key(BrokerId(2), 0), b"damaged")
     with reading(log.store, with_tail=True) as reader, pytest.raises(UnreadTailError):
         reader.bounds(TP)
+
+
+def test_partition_without_an_archive_is_read_once_its_first_pack_is_there() -> None:
+    isolation = IsolationLevel.READ_UNCOMMITTED
+    log = mixed_log()
+    log.pack(1, 1, (7, log.next_offset))
+    with reading(
+        log.store,
+        with_tail=True,
+        isolation=isolation,
+        look_interval=QUICK,
+        failed_pause=QUICK,
+    ) as reader:
+        with pytest.raises(UnreadTailError, match=r"no pack has the offsets \[0, 7\)"):
+            reader.bounds(TP)
+        reader.assign(TP, 0)
+        failed = take_to_end(reader)[-1]
+        assert isinstance(failed, Failed)
+        assert failed.error.retry
+        log.pack(1, 0, (0, 7))
+        end = ReachedEnd(TP, Offset(log.next_offset))
+        taken = take_until(reader, lambda item: item == end)
+    found = read_offsets(item for item in taken if not isinstance(item, Failed))
+    assert found == log.offsets(isolation, log.next_offset)

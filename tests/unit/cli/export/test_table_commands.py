@@ -190,6 +190,7 @@ def test_exit_code_3_reports_offsets_that_wait_for_the_archive(loss: str, code: 
         plan_ranges=planned,
         topic_id=lambda _topic: None,
         epoch_histories=lambda _tps: {},
+        newest_epoch_histories=lambda _tps: {},
         undecided=lambda _topic: {},
     )
     rows: Any = fake_rows([(A, 5)])

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,19 +10,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidetier.archive.errors import ArchiveReplacedError, UnreadTailError
+from sidetier.archive.objects.watermark import decode_watermark, encode_watermark
+from sidetier.archive.tail.pack import PackBuilder, claim
 from sidetier.pipeline.errors import NoSuchTopicError, UndecidedRecordsError
 from sidetier.pipeline.export.errors import LogTruncatedError, StillOnBrokerError
 from sidetier.pipeline.export.held_back import Cause
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from tests.harness.exported_files import data_files, files_job, manifest_in, offsets_in, rows_of
 from tests.harness.intercepted_store import KilledError, MortalStore
 from tests.harness.made_archive import LAYOUT
 from tests.harness.record_batches import MadeBatch, MadeRecord
-from tests.harness.tailed_log import TailedLog, borders, mixed_log
+from tests.harness.tail_packs import TOPIC_ID, history
+from tests.harness.tailed_log import TailedLog, borders, mixed_log, store_pack
 
 COMMITTED = IsolationLevel.READ_COMMITTED
 OPTIONS = FilesOptions.model_validate({"isolation": "read_committed"}, strict=False)
@@ -145,7 +149,8 @@ def test_each_record_once_whenever_it_is_packed_archived_and_exported(data: st.D
         elif len(segments) > 1 or packs:
             # Without producer snapshots, an early open transaction is found by reading alone.
             with suppress(NoSuchTopicError, UndecidedRecordsError):
-                export(log, target, with_tail=data.draw(st.booleans(), label="with tail"))
+                causes = export(log, target, with_tail=data.draw(st.booleans(), label="with tail"))
+                assert not causes
             done = exported(target)
             assert done == stable[: len(done)]
     log.archived(*segments, *[log.next_offset] * (segments[-1] < log.next_offset))
@@ -178,6 +183,45 @@ def test_discarded_records_that_were_exported_from_packs(shows: str, fork: int) 
     )
 
 
+@pytest.mark.parametrize("fork", [0, 12, 15])
+def test_claim_alone_shows_what_was_discarded(fork: int) -> None:
+    log, target = plain_log(), FakeStorage()
+    if fork == 0:
+        log = replace(log, store=FakeStorage(), stored=set())
+        log.pack(1, 0, (0, 24))
+    export(log, target)
+    assert next_offset(target) == 24
+    if fork == 15:
+        log.archived(0, 6, 12, 15)
+    for key in [row.key for row in log.store.list_objects(LAYOUT.tails_prefix())]:
+        log.store.delete_object(key)
+    log.elected_uncleanly(fork).claim(2, 0)
+    with pytest.raises(LogTruncatedError, match=rf"offsets \[{fork}, 24\) \(leader epoch 0, now 1"):
+        export(log, target)
+
+
+@pytest.mark.parametrize("segments", [(0, 5, 12), (0, 3, 7, 12)])
+@pytest.mark.parametrize("ends", ["whole", "killed"])
+def test_end_that_packs_have_decided_is_no_loss_for_the_archive(
+    segments: tuple[int, ...], ends: str
+) -> None:
+    """The last stable offset of archive and tail is archived, and above that of the archive."""
+    log, target = mixed_log(), FakeStorage()
+    log.archived(*segments)
+    log.pack(1, 0, (12, 14))
+    if ends == "whole":
+        export(log, target)
+        stands = next_offset(target)
+        assert stands == 5
+        assert export(log, target, with_tail=False) == []
+        assert next_offset(target) == stands
+        return
+    with suppress(KilledError):
+        export(log, MortalStore(target, 2))
+    with pytest.raises(StillOnBrokerError, match=r"up to offset 5.* end at 3"):
+        export(log, target, with_tail=False)
+
+
 def test_running_export_finds_what_was_discarded_meanwhile() -> None:
     log, target = plain_log(), FakeStorage()
     new = of_the_new_leader(log, 15)
@@ -204,6 +248,82 @@ def test_tail_that_is_not_known_is_not_the_end() -> None:
     with pytest.raises(UnreadTailError, match="cannot be read"):
         export(log, target)
     assert not target.contents()
+
+
+@pytest.mark.parametrize("shows", ["pack", "claim"])
+def test_archived_records_that_were_discarded_are_not_exported(shows: str) -> None:
+    log, target = plain_log(), FakeStorage()
+    export(log, target, with_tail=False)
+    assert next_offset(target) == 12
+    new = of_the_new_leader(log, 9)
+    if shows == "claim":
+        log.elected_uncleanly(9).claim(2, 0)
+    else:
+        new.pack(2, 0, (9, new.next_offset))
+    for where in (target, FakeStorage()):
+        with pytest.raises(UnreadTailError, match=r"offset 11 of leader epoch 0.* quarantine"):
+            export(log, where)
+    fresh = FakeStorage()
+    export(log, fresh, with_tail=False)
+    assert manifest_in(fresh.contents()).epochs == {0: ((0, 0),)}, "of what was read"
+    quarantine(new, 6)
+    new.archived(0, 6, 9, new.next_offset)
+    for where in (target, fresh):
+        with pytest.raises(LogTruncatedError, match=r"offsets \[9, 12\) \(leader epoch 0, now 1"):
+            export(log, where)
+    export(log, target, reread=True)
+    assert [at for at, value in rows_by_offset(target) if value == b"new"] == list(range(9, 24))
+
+
+def quarantine(log: TailedLog, start: int) -> None:
+    """Delete the archived segments from an offset on."""
+    for row in list(log.store.list_objects("")):
+        name = row.key.rsplit("/", 1)[1]
+        if name.endswith(".log") and int(name[:20]) >= start:
+            log.store.delete_object(row.key)
+    log.stored = {span for span in log.stored if span[1] <= start}
+
+
+def test_archived_records_keep_their_epochs_when_the_newest_history_is_cut() -> None:
+    log, target = plain_log(), FakeStorage()
+    builder = PackBuilder()
+    builder.add(claim(log.tp, TOPIC_ID, history((5, 30)), Offset(30), Offset(30)))
+    store_pack(log.store, log.layout, builder, 2, 0)
+    export(log, target)
+    assert next_offset(target) == 12, "nothing proves the packs"
+    assert manifest_in(target.contents()).epochs == {0: ((0, 0),)}
+
+
+def test_tail_behind_epochs_that_offset_wm_does_not_note() -> None:
+    log, target = plain_log(), FakeStorage()
+    key = log.layout.watermark_key(log.tp)
+    watermark = decode_watermark(bytes(log.store.get_object(key).data), key)
+    other = replace(watermark, epoch_history="00000000")
+    log.store.put_object(key, BytesBody(encode_watermark(other)))
+    export(log, target)
+    assert manifest_in(target.contents()).epochs == {0: ((0, 12),)}
+    new = of_the_new_leader(log, 15)
+    new.pack(2, 0, (15, new.next_offset))
+    with pytest.raises(LogTruncatedError, match=r"offsets \[15, 24\)"):
+        export(log, target)
+
+
+@pytest.mark.parametrize("first", ["late", "damaged"])
+def test_partition_without_an_archive_waits_for_its_first_pack(first: str) -> None:
+    whole, target = plain_log(), FakeStorage()
+    log = replace(whole, store=FakeStorage(), stored=set())
+    if first == "damaged":
+        log.store.put_object(LAYOUT.tail_pack_key(1, 0), BytesBody(b"damaged"))
+    log.pack(1, 1, (12, 18))
+    log.pack(1, 2, (18, 21))
+    with pytest.raises(UnreadTailError, match=r"no pack has the offsets \[0, 12\)|cannot be read"):
+        export(log, target)
+    assert not exported(target)
+    if first == "late":
+        log.pack(1, 0, (0, 12))
+    log.archived(0, 6, 12)
+    export(log, target)
+    assert exported(target) == list(range(21))
 
 
 def test_plan_with_packs_is_carried_out_once_its_records_are_archived() -> None:
