@@ -207,7 +207,7 @@ def _cleaned(
             return found
         for _ in range(_CLEANINGS):
             quarantined = cleaner.totals.quarantined_offsets
-            cleaner.run({})
+            cleaner.run(dict)
             if cleaner.dry_run or cleaner.totals.quarantined_offsets == quarantined:
                 break
         if not cleaner.dry_run:
