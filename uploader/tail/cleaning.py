@@ -230,6 +230,16 @@ def plan_cleaning(uses: Iterable[PackUse], now_ms: int) -> CleaningPlan:
     )
 
 
+def _not_copied(uses: Iterable[PackUse], plan: CleaningPlan) -> dict[str, str]:
+    """Return the packs that must be copied, and are not because of the limit, by key."""
+    reason = "one cleaning does not copy more bytes; the next one continues"
+    return {
+        use.pack.key: reason
+        for use in uses
+        if use.must_copy and use.may_copy and use.pack in plan.keep
+    }
+
+
 def _to_copy(uses: Iterable[PackUse]) -> list[PackUse]:
     """Return the packs that are worth a copy, the oldest first."""
     small: dict[int, list[PackUse]] = defaultdict(list)
@@ -460,7 +470,8 @@ class TailCleaner:
     def _read_retired(self, topic: tuple[TopicPartition, str]) -> Sequence[ArchivedPart] | None:
         """Read what retired archives have of a topic id; None if its archive is at its place.
 
-        A retired archive is whole once `offset.wm` is gone: so that is read before, and in this cleaning.
+        A retired archive is whole once `offset.wm` is gone: so that is read before, and in
+        this cleaning.
         """
         tp, topic_id = topic
         stored = self._ask.since(tp, self._began)
@@ -564,6 +575,7 @@ class TailCleaner:
             totals.rewritten_bytes += size or 0
             if size is None:
                 keep |= {use.pack.number for use in batch}
+        judge.found |= _not_copied(uses, plan)
         keep |= damaged.keys()
         totals.unread_packs += len(unread) + len(damaged)
         judge.found |= {pack.key: reason for pack, reason in damaged.values()}

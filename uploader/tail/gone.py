@@ -29,7 +29,6 @@ from sidetier.segments.errors import (
     EncryptionError,
     MalformedObjectError,
     PreconditionFailedError,
-    SidetierError,
 )
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BrokerId
@@ -212,8 +211,8 @@ def _cleaned(
                 break
         if not cleaner.dry_run:
             _remove_index(numbers)
-    except SidetierError as error:
-        problem = str(error)
+    except Exception as error:  # noqa: BLE001 - as `TailCleaner.run`; other brokers follow
+        problem = str(error) or repr(error)
     totals = cleaner.totals
     return replace(
         found,

@@ -1189,6 +1189,25 @@ def test_rows_of_the_current_topic_are_not_those_of_a_deleted_one(
     assert {row.topic_id for row in site.rows()} == {ours}
 
 
+def test_records_that_are_to_be_deleted_and_are_not_copied_yet_are_shown(
+    site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleaning_module, "MIN_COPIED_BYTES", 1)
+    monkeypatch.setattr(cleaning_module, "COPIED_SHARE", 0)
+    gone, lives = site.log_dir.create("gone", 0), site.log_dir.create("lives", 0)
+    gone.append(5)
+    lives.append(500)
+    site.run()
+    site.time.now += 2 * 86_400
+    by = former(site, store)
+    by._is_deleted = lambda topic, _: topic == "gone"
+    by.run(dict)
+    assert list(by.kept.values()) == [
+        "one cleaning does not copy more bytes; the next one continues"
+    ]
+    assert {row.tp for row in site.rows()} == {gone.tp, lives.tp}
+
+
 @pytest.mark.parametrize("is_led", [True, False])
 def test_no_archive_is_never_remembered(
     site: TailSite, store: FakeStorage, *, is_led: bool

@@ -331,3 +331,15 @@ def test_a_copy_that_is_refused_is_shown(site: TailSite, store: FakeStorage) -> 
     [reason] = gc(site)[1].kept.values()
     assert reason == "not copied: no PutObject"
     assert packs(store) == (9, 9)
+
+
+def test_an_error_that_no_code_expects_ends_the_cleaning_of_one_broker(
+    site: TailSite, other: TailSite, store: FakeStorage
+) -> None:
+    for each, name in ((site, "t"), (other, "u")):
+        each.log_dir.create(name, 0).append(1)
+        each.run()
+    site.time.now += 8 * DAY
+    store.fail("get", ValueError("a defect"), key=LAYOUT.tail_index_key(1))
+    done = gc(site)
+    assert (done[1].problem, done[2].problem) == ("a defect", None)
