@@ -200,7 +200,7 @@ class _Run:
         for tail in group:
             if tail.merged is not None and tail.has_records:
                 by_store[id(self.access.store(tail.tp.topic))][tail.tp] = tail.merged
-        errors: dict[TopicPartition, SidetierError] = {}
+        errors: dict[TopicPartition, SidetierError | OSError] = {}
         for tails in by_store.values():
             errors |= self._read(tails)
         with ThreadPoolExecutor(parallel, "promote") as helpers:
@@ -208,16 +208,16 @@ class _Run:
 
     def _read(
         self, tails: Mapping[TopicPartition, MergedTail]
-    ) -> dict[TopicPartition, SidetierError]:
+    ) -> dict[TopicPartition, SidetierError | OSError]:
         """Read the slices of partitions of one store; return the partitions that have failed."""
         try:
             for found in read_tails(self.access.store(next(iter(tails)).topic), tails):
                 self._spool(found)
-        except SidetierError as error:
+        except (SidetierError, OSError) as error:
             if len(tails) == 1:
                 return dict.fromkeys(tails, error)
             # One damaged pack must not hold up the other partitions: each is read by itself now.
-            errors: dict[TopicPartition, SidetierError] = {}
+            errors: dict[TopicPartition, SidetierError | OSError] = {}
             for tp, tail in tails.items():
                 if len(self._pieces.get(tp, ())) < len(tail.slices):
                     errors |= self._read({tp: tail})
@@ -248,7 +248,7 @@ class _Run:
         piece = _Piece(found.slice, first, position, size, is_sparse, aborts)
         self._pieces.setdefault(found.tp, {})[found.number] = piece
 
-    def _promote(self, tail: PartitionTail, error: SidetierError | None) -> Promoted:
+    def _promote(self, tail: PartitionTail, error: SidetierError | OSError | None) -> Promoted:
         tp, merged = tail.tp, tail.merged
         if merged is None or not tail.has_records:
             return Promoted(tail, 0, tail.archived_up_to, tail.problem)

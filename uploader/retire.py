@@ -20,7 +20,8 @@ from sidetier.archive.objects.layout import LayoutNote, check_stored_note, other
 from sidetier.archive.objects.quarantine import MovePlan, retired_name
 from sidetier.archive.objects.watermark import StoredWatermark
 from sidetier.archive.progress import Amount, OnProgress, ProgressCounter, ignore_progress
-from sidetier.archive.tail.merge import newest_topic_id
+from sidetier.archive.tail.merge import below_start, newest_topic_id
+from sidetier.archive.tail.needed_rows import Need, need_of
 from sidetier.archive.tail.retired import retired_parts
 from sidetier.archive.tail.survey import PartitionTail, survey
 from sidetier.archive.topics import cluster_prefixes, not_archived
@@ -200,6 +201,28 @@ def _check_names(
         raise not_archived(store, layout, url, topic, tp.partition if tp else None)
 
 
+def _lost(tail: PartitionTail) -> str | None:
+    """Return what only packs have at offsets for which the archive has other records, or none. Once
+    the archive is moved, cleaning does not recognize it any more.
+    """
+    if tail.archived is None:
+        return None
+    start = None if tail.watermark is None else tail.watermark.start_offset
+    archived = replace(tail.archived, gaps=(*tail.archived.gaps, *below_start(start)))
+    lost = [
+        source.row
+        for source in tail.rows
+        if not source.row.is_claim and need_of(source.row, archived) is Need.LOST
+    ]
+    if not lost:
+        return None
+    return (
+        f"the cluster has lost the records from offset {min(row.start for row in lost)} on, or "
+        "deleted them before they were archived; cleaning moves them to quarantine within an hour "
+        "or two: try again then"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Retirement:
     store: RemoteStorage
@@ -269,8 +292,9 @@ class _Retirement:
         for done in promote(
             archive, promotion.place_of, due, promotion.directory, parallel=promotion.parallel
         ):
-            self.promoted[done.tail.tp] = done.tail.offsets
-            if done.problem is not None:
+            if done.problem is None:
+                self.promoted[done.tail.tp] = done.tail.offsets
+            else:
                 self.unpromoted[done.tail.tp] = done.problem
         return bool(due)
 
@@ -393,7 +417,7 @@ class _Retirement:
         problem, tail = self.unpromoted.get(stored.topic_partition), self._tail(stored, mark)
         if tail is not None:
             left_out = [f"offsets {out.offsets}: {out.text}" for out in tail.not_read]
-            problem = tail.problem or "; ".join(left_out[:1]) or None
+            problem = tail.problem or "; ".join(left_out[:1]) or _lost(tail)
         if problem is None:
             return None
         return (

@@ -1,8 +1,9 @@
 """What the retired archives of a partition have of one topic id.
 
 The plan in the folder of a retired archive has the topic id, and `offset.wm` as it was. A plan
-alone is an intent: the archive is in the folder once its last segment is, because a retirement
-copies all objects before it removes `offset.wm`.
+alone is an intent: a retirement copies all objects, the segments before the gap records, and then
+removes `offset.wm`. So the folder is whole if `offset.wm` was gone before it is read; that its last
+segment is there alone does not show it.
 """
 
 from contextlib import suppress
@@ -22,7 +23,8 @@ from sidetier.storage.port import RemoteStorage
 def retired_parts(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, topic_id: str
 ) -> list[ArchivedPart]:
-    """Read what each retired archive of a topic id has. One listing; four requests for each.
+    """Read what each retired archive of a topic id has. One listing; four requests for each. Call
+    it only after `offset.wm` was seen to be gone, or to be of another topic id.
 
     Raises:
         MalformedObjectError: An object of a retired archive does not parse.

@@ -54,7 +54,7 @@ class GcOptions(CommandOptions):
     deleted_topics: bool = option(
         "--deleted-topics",
         help="With --tail-packs: also delete records of deleted topics that no archive has. Asks "
-        "the brokers for topic ids.",
+        "the brokers for topic ids. Records of the last 24 hours are kept.",
     )
     older_than: float = option(
         "--older-than",

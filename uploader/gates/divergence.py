@@ -5,11 +5,13 @@ histories from a certain offset on. More uploads would mix the two, so the sidec
 until the divergence is resolved.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.epoch_history import EpochHistory
+from sidetier.segments.errors import DamagedSegmentError
 from sidetier.segments.headers import BatchHeader
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
 from sidetier.uploader.errors import OrphanSegmentError
@@ -93,7 +95,8 @@ def read_history(
         end = end if end < next_offset else None
     epoch_history = epochs.read(directory)
     if epoch_history.entries and epoch_history.entries[0][0] > archived_epoch > UNKNOWN_EPOCH:
-        epoch_history = from_first_batch(directory, epoch_history)
+        with suppress(DamagedSegmentError):  # the comparison goes on with the checkpoint alone
+            epoch_history = from_first_batch(directory, epoch_history)
     return LocalHistory(epoch_history, end, position)
 
 

@@ -110,7 +110,8 @@ def from_first_batch(directory: str, history: EpochHistory) -> EpochHistory:
     """Return the epoch history of a log from its first batch on. Where DeleteRecords has moved the
     log start, it has cut the checkpoint, and the batches below show what was cut.
 
-    Batches that are not whole show nothing: then the result is `history`.
+    Batches that are not whole show nothing, nor does a segment that the broker deletes meanwhile:
+    then the result is `history`.
 
     Args:
         directory: The partition's directory.
@@ -124,24 +125,27 @@ def from_first_batch(directory: str, history: EpochHistory) -> EpochHistory:
     first, end = history.entries[0]
     found: dict[LeaderEpoch, Offset] = {}
     newest = LeaderEpoch(-1)
-    for base in segment_bases(directory):
-        if base >= end:
-            break
-        with open_log(directory, base) as log:
-            batches = log.batches()
-            for _, header in batches:
-                at = header.base_offset
-                if at >= end:
-                    break
-                if not newest <= header.leader_epoch <= first:
-                    raise DamagedSegmentError(
-                        f"{directory}: the batch at offset {at} is of leader epoch "
-                        f"{header.leader_epoch}, after {newest}, and the checkpoint begins with "
-                        f"epoch {first} at offset {end}"
-                    )
-                newest = header.leader_epoch
-                found.setdefault(newest, at)
-        if not batches.whole and batches.end < end:
-            return history
+    try:
+        for base in segment_bases(directory):
+            if base >= end:
+                break
+            with open_log(directory, base) as log:
+                batches = log.batches()
+                for _, header in batches:
+                    at = header.base_offset
+                    if at >= end:
+                        break
+                    if not newest <= header.leader_epoch <= first:
+                        raise DamagedSegmentError(
+                            f"{directory}: the batch at offset {at} is of leader epoch "
+                            f"{header.leader_epoch}, after {newest}, and the checkpoint begins "
+                            f"with epoch {first} at offset {end}"
+                        )
+                    newest = header.leader_epoch
+                    found.setdefault(newest, at)
+            if not batches.whole and batches.end < end:
+                return history
+    except FileNotFoundError:
+        return history
     found.setdefault(first, end)
     return EpochHistory((*found.items(), *history.entries[1:]))

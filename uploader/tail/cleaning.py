@@ -31,7 +31,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import structlog
 
-from sidetier.archive.objects.gaps import listed_gaps
+from sidetier.archive.objects.gaps import listed_gaps, recorded_gaps
 from sidetier.archive.objects.leader_epochs import read_epoch_history
 from sidetier.archive.objects.tail_index import (
     StoredTailIndex,
@@ -78,6 +78,7 @@ from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.copying import UNREADABLE, PackCopy, UnreadablePackError
 from sidetier.uploader.tail.packs import PackNumbers, TailPlace, store_pack
 from sidetier.uploader.tail.quarantine import runs_in, store_run
+from sidetier.uploader.watching.disk import topic_id_in
 
 _Key = TypeVar("_Key")
 _Result = TypeVar("_Result")
@@ -106,15 +107,42 @@ QUARANTINED_AFTER: Final = 3600.0
 """Seconds from the first cleaning that has found records to be lost."""
 ASKED_AGAIN: Final = 3600.0
 """Seconds until the stored archive of a partition is read again."""
+YOUNG: Final = 86_400.0
+"""Seconds for which rows of a topic are kept although the brokers do not know it: a broker that
+starts, or lags behind, does not know a new topic yet.
+"""
 _DAMAGED: Final = (MalformedObjectError, ChecksumMismatchError)
 """Those that come again with the next reading."""
 DAMAGED_AGAIN: Final = 3600.0
 """Seconds until a pack with a damaged range is read again for a copy."""
 
-ArchivedOf = Callable[[TopicPartition], ArchivedPart | None]
-"""Reads what the archive has of a partition, without its recorded gaps; None without an archive.
-Raises SidetierError.
-"""
+
+@dataclass(slots=True)
+class StoredArchive:
+    """What was read of an archive, and of the same state, if a row asks for them, its gaps.
+
+    Attributes:
+        part: What it has, without its recorded gaps.
+        read_gaps: Reads its recorded gaps; None if the archive has changed since `part` was read.
+            Raises SidetierError.
+        gaps: What `read_gaps` has returned; None before.
+    """
+
+    part: ArchivedPart
+    read_gaps: Callable[[], Sequence[OffsetRange] | None]
+    gaps: Sequence[OffsetRange] | None = None
+
+    def with_gaps(self) -> ArchivedPart | None:
+        """Return the whole; None if it has changed since it was read. Raises SidetierError."""
+        if self.gaps is None:
+            self.gaps = self.read_gaps()
+        if self.gaps is None:
+            return None
+        return replace(self.part, gaps=(*self.part.gaps, *self.gaps))
+
+
+ArchivedOf = Callable[[TopicPartition], StoredArchive | None]
+"""Reads what the archive has of a partition; None without an archive. Raises SidetierError."""
 RetiredOf = Callable[[TopicPartition, str], Sequence[ArchivedPart]]
 """Reads what the retired archives of a partition have of a topic id. Raises SidetierError."""
 IsDeleted = Callable[[str, str], bool]
@@ -202,6 +230,16 @@ def plan_cleaning(uses: Iterable[PackUse], now_ms: int) -> CleaningPlan:
     )
 
 
+def _not_copied(uses: Iterable[PackUse], plan: CleaningPlan) -> dict[str, str]:
+    """Return the packs that must be copied, and are not because of the limit, by key."""
+    reason = "one cleaning does not copy more bytes; the next one continues"
+    return {
+        use.pack.key: reason
+        for use in uses
+        if use.must_copy and use.may_copy and use.pack in plan.keep
+    }
+
+
 def _to_copy(uses: Iterable[PackUse]) -> list[PackUse]:
     """Return the packs that are worth a copy, the oldest first."""
     small: dict[int, list[PackUse]] = defaultdict(list)
@@ -235,17 +273,33 @@ def _batches(uses: Iterable[PackUse]) -> Iterator[tuple[PackUse, ...]]:
 
 
 def stored_archive(place_of: Callable[[str], TailPlace]) -> ArchivedOf:
-    """Return a function that reads what is archived of a partition; two requests."""
+    """Return a function that reads what is archived of a partition; two requests, and two for its
+    recorded gaps.
 
-    def read(tp: TopicPartition) -> ArchivedPart | None:
+    A gap is recorded before the commit behind it, and a move of the archive takes its gaps along.
+    So gaps count only if `offset.wm` is the same object before and behind their listing.
+    """
+
+    def read(tp: TopicPartition) -> StoredArchive | None:
         place = place_of(tp.topic)
-        stored = read_watermark(place.store, place.layout.watermark_key(tp))
+        key = place.layout.watermark_key(tp)
+        stored = read_watermark(place.store, key)
         if stored is None:
             return None
+        etag = stored.etag
+
+        def read_gaps() -> Sequence[OffsetRange] | None:
+            if mark.pending is not None:
+                return None
+            gaps = recorded_gaps(place.store, place.layout, [tp])[tp]
+            now = read_watermark(place.store, key)
+            return gaps if now is not None and now.etag == etag else None
+
         epochs = read_epoch_history(place.store, place.layout, tp).epoch_history
         mark = stored.watermark
         below = below_start(mark.start_offset)
-        return ArchivedPart(mark.next_offset, epochs, mark.topic_id, below)
+        part = ArchivedPart(mark.next_offset, epochs, mark.topic_id, below)
+        return StoredArchive(part, read_gaps)
 
     return read
 
@@ -322,7 +376,7 @@ class _Seen:
 
 class _ForAnHour(Generic[_Key, _Result]):
     """Remembers what was read for an hour. An older state of an archive is right, too: what it has
-    had is in no pack alone.
+    had is in no pack alone. That there was none shows nothing later: see `afresh`.
     """
 
     def __init__(self, read: Callable[[_Key], _Result], now: Callable[[], float]) -> None:
@@ -331,13 +385,34 @@ class _ForAnHour(Generic[_Key, _Result]):
         self._known: dict[_Key, tuple[float, _Result]] = {}
 
     def __call__(self, key: _Key) -> _Result:
+        known = self._known.get(key)
+        if known is None or not self._is_young(known):
+            return self.afresh(key)
+        return known[1]
+
+    def since(self, key: _Key, then: float) -> _Result:
+        """Return what was read then or later."""
+        known = self._known.get(key)
+        return self.afresh(key) if known is None or known[0] < then else known[1]
+
+    def afresh(self, key: _Key) -> _Result:
+        """Read now, and remember it."""
         now = self._now()
-        self._known = {
-            each: known for each, known in self._known.items() if now < known[0] + ASKED_AGAIN
-        }
-        if key not in self._known:
-            self._known[key] = now, self._read(key)
-        return self._known[key][1]
+        self.forget(key)
+        result = self._read(key)
+        self._known[key] = now, result
+        return result
+
+    def forget(self, key: _Key) -> None:
+        """Read it with the next call."""
+        self._known.pop(key, None)
+
+    def purge(self) -> None:
+        """Forget what is too old."""
+        self._known = {key: known for key, known in self._known.items() if self._is_young(known)}
+
+    def _is_young(self, known: tuple[float, _Result]) -> bool:
+        return self._now() < known[0] + ASKED_AGAIN
 
 
 class TailCleaner:
@@ -378,9 +453,9 @@ class TailCleaner:
         self._inventory_of = inventory_of
         self._place_of = place_of
         self._ask = _ForAnHour(archived_of, clock.monotonic)
-        self._ask_retired = _ForAnHour[tuple[TopicPartition, str], Sequence[ArchivedPart]](
-            lambda topic: retired_of(*topic), clock.monotonic
-        )
+        self._began = clock.monotonic()
+        self._retired_of = retired_of
+        self._ask_retired = _ForAnHour(self._read_retired, clock.monotonic)
         self._is_deleted = is_deleted
         self._broker = broker
         self._clock = clock
@@ -392,12 +467,29 @@ class TailCleaner:
         """What was logged: it is not repeated as long as it lasts."""
         self.totals = CleaningTotals()
 
+    def _read_retired(self, topic: tuple[TopicPartition, str]) -> Sequence[ArchivedPart] | None:
+        """Read what retired archives have of a topic id; None if its archive is at its place.
+
+        A retired archive is whole once `offset.wm` is gone: so that is read before, and in
+        this cleaning.
+        """
+        tp, topic_id = topic
+        stored = self._ask.since(tp, self._began)
+        if stored is not None and stored.part.topic_id in {None, topic_id}:
+            return None
+        return self._retired_of(tp, topic_id)
+
     def run(
         self,
-        led: Mapping[TopicPartition, TailPartition],
+        led: Callable[[], Mapping[TopicPartition, TailPartition]],
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Clean each store once. An error in one store does not stop the others.
+
+        Args:
+            led: Returns the led partitions. Asked behind the listing of each store's packs, so that
+                it knows the topic of each row.
+            stopped: Whether to end soon.
 
         Raises:
             Exception: The last error, after all stores were tried.
@@ -413,13 +505,23 @@ class TailCleaner:
             stale_offsets=0,
         )
         found: dict[str, str] = {}
+        self._began = self._clock.monotonic()
+        self._ask.purge()
+        self._ask_retired.purge()
         for numbers in self._stores():
             moved = self._seen[id(numbers.store)].moved
+            now_ms = int(self._clock.wall() * 1000)
             judge = _Judge(
-                led, self._ask, self._ask_retired, self._is_deleted, self._place_of, moved, found
+                self._ask,
+                self._ask_retired,
+                self._is_deleted,
+                self._place_of,
+                moved,
+                found,
+                now_ms,
             )
             try:
-                self._clean(numbers, judge, totals, stopped)
+                self._clean(numbers, judge, led, totals, stopped)
             except Exception as error:  # noqa: BLE001 - raised behind the last store
                 failed = error
             totals.unknown_partitions += len(judge.unknown)
@@ -441,12 +543,14 @@ class TailCleaner:
         self,
         numbers: PackNumbers,
         judge: "_Judge",
+        led: Callable[[], Mapping[TopicPartition, TailPartition]],
         totals: CleaningTotals,
         stopped: Callable[[], bool],
     ) -> None:
         before = read_index_to_replace(numbers.store, numbers.layout, self._broker)
         inventory = self._inventory_of(numbers)
         listing = inventory.listing(self._broker)
+        judge.led = led()
         unread = {pack.number for pack in listing.missing}
         judge.found |= listing.problems
         uses: list[PackUse] = []
@@ -471,6 +575,7 @@ class TailCleaner:
             totals.rewritten_bytes += size or 0
             if size is None:
                 keep |= {use.pack.number for use in batch}
+        judge.found |= _not_copied(uses, plan)
         keep |= damaged.keys()
         totals.unread_packs += len(unread) + len(damaged)
         judge.found |= {pack.key: reason for pack, reason in damaged.values()}
@@ -585,6 +690,7 @@ class TailCleaner:
                 wanted = [use for use in wanted if use.pack.number != pack.number]
             except (SidetierError, ValueError) as error:
                 log.warning("tail.not_copied", error=str(error))
+                judge.found[wanted[0].pack.key] = f"not copied: {error}"
                 return None
         return 0
 
@@ -641,6 +747,7 @@ class _Judge:
     """Decides which rows of this broker's packs in one store are needed.
 
     Attributes:
+        led: The partitions that this broker leads, as known behind the listing of the packs.
         found: What stays and why, by partition or key.
         unknown: Partitions whose archive cannot be read.
         lost: Rows for whose offsets the archive has other records, or none.
@@ -650,15 +757,16 @@ class _Judge:
 
     def __init__(  # noqa: PLR0913, PLR0917 - what decides
         self,
-        led: Mapping[TopicPartition, TailPartition],
-        ask: ArchivedOf,
-        ask_retired: Callable[[tuple[TopicPartition, str]], Sequence[ArchivedPart]],
+        ask: _ForAnHour[TopicPartition, StoredArchive | None],
+        ask_retired: Callable[[tuple[TopicPartition, str]], Sequence[ArchivedPart] | None],
         is_deleted: IsDeleted,
         place_of: Callable[[str], TailPlace],
         moved: Container[_RowKey],
         found: dict[str, str],
+        now_ms: int,
     ) -> None:
-        self._led = led
+        self.led: Mapping[TopicPartition, TailPartition] = {}
+        self._now_ms = now_ms
         self._moved = moved
         self.lost: list[PackedRow] = []
         self.moved_rows: set[_RowKey] = set()
@@ -672,6 +780,10 @@ class _Judge:
         self.stale_offsets = 0
         self._kept = Kept()
         self._archived: dict[TopicPartition, ArchivedPart | None] = {}
+        self._stored: dict[TopicPartition, StoredArchive] = {}
+        """Where `_archived` is what the store has."""
+        self._afresh: dict[TopicPartition, StoredArchive | None] = {}
+        self._directory_ids: dict[TopicPartition, str | None] = {}
         self._gaps: dict[tuple[int, str], dict[str, list[OffsetRange]] | SidetierError] = {}
         self._logs: dict[TopicPartition, EpochHistory] = {}
         self._encrypts: dict[str, bool] = {}
@@ -689,7 +801,7 @@ class _Judge:
             needed = self._is_needed(source, need, is_moved=is_moved)
             must_copy = must_copy or (need is Need.LOST and not needed)
             # Only the operator's order decides so where the broker does not lead.
-            must_copy = must_copy or (need is Need.OTHER_TOPIC and row.tp not in self._led)
+            must_copy = must_copy or (need is Need.OTHER_TOPIC and row.tp not in self.led)
             is_live.append(needed)
             size += row.size
             if needed:
@@ -740,52 +852,75 @@ class _Judge:
         row = source.row
         archived = self._archived_of(row)
         if archived is None:
-            return Need.NEEDED if row.tp in self.unknown else self._need_of_moved(row)
+            return Need.NEEDED if row.tp in self.unknown else self._need_of_moved(source)
         if row.topic_id == archived.topic_id:
-            return self._need_beside_gaps(row, archived)
+            return self._need_beside_gaps(row, archived, self._stored.get(row.tp))
         need = need_of(row, archived)
         if need is not Need.OTHER_TOPIC:
             return need
-        if row.tp in self._led:
+        if row.tp in self.led:
             return self._need_of_deleted(row)
         # The archive may be that of the deleted topic, which is not retired yet, and the row of the
         # new one.
-        return self._need_of_moved(row)
+        return self._need_of_moved(source)
 
-    def _need_beside_gaps(self, row: TailRow, archived: ArchivedPart) -> Need:
+    def _need_beside_gaps(
+        self, row: TailRow, archived: ArchivedPart, stored: StoredArchive | None
+    ) -> Need:
         need = need_of(row, archived)
         if need is not Need.ARCHIVED or row.is_claim:
             return need
-        gaps = self._try(row.tp, self._gaps_of, None)
+        gaps = self._try(row.tp, lambda tp: self._gaps_of(tp, stored), None)
         # Unknown gaps may be everywhere.
         if gaps is None:
             return Need.NEEDED
         return need_of(row, replace(archived, gaps=(*archived.gaps, *gaps)))
 
     def _need_of_deleted(self, row: TailRow) -> Need:
-        """Decide about a row whose topic is deleted, as the own directory shows. `sidetier retire`
-        promotes its records as long as their archive is at its place.
+        """Decide about a row of another topic id than that of a partition that is led, which is
+        deleted if the broker's directory shows that now. `sidetier retire` promotes its records as
+        long as their archive is at its place.
         """
-        stored = self._try(row.tp, self._ask, None)
+        if self._directory_id(row.tp) in {None, row.topic_id}:
+            return Need.NEEDED
+        stored = self._stored_now(row.tp)
         if row.tp in self.unknown:
             return Need.NEEDED
-        if stored is None or stored.topic_id != row.topic_id:
+        if stored is None or stored.part.topic_id not in {None, row.topic_id}:
             return Need.OTHER_TOPIC
-        is_archived = self._need_beside_gaps(row, stored) is Need.ARCHIVED
+        is_archived = self._need_beside_gaps(row, stored.part, stored) is Need.ARCHIVED
         return Need.ARCHIVED if is_archived else Need.NEEDED
 
-    def _need_of_moved(self, row: TailRow) -> Need:
+    def _directory_id(self, tp: TopicPartition) -> str | None:
+        """Return the topic id in the directory of a led partition; None if it is not known."""
+        if tp not in self._directory_ids:
+            self._directory_ids[tp] = topic_id_in(self.led[tp].directory)
+        return self._directory_ids[tp]
+
+    def _stored_now(self, tp: TopicPartition) -> StoredArchive | None:
+        """Return what the store has of an archive, read in this cleaning. `unknown` has the
+        partition if it cannot be read.
+        """
+        if tp not in self._afresh:
+            self._afresh[tp] = self._try(tp, self._ask.afresh, None)
+        return self._afresh[tp]
+
+    def _need_of_moved(self, source: PackedRow) -> Need:
         """Decide about a row of a topic id that no archive at its place has: it is retired, or has
         not begun.
         """
+        row = source.row
         tp, topic_id = row.tp, row.topic_id
         parts = self._try(tp, lambda tp: self._ask_retired((tp, topic_id)), None)
         if parts is None:
             return Need.NEEDED
         if any(need_of(row, part) is Need.ARCHIVED for part in parts):
             return Need.ARCHIVED
-        if self._is_topic_deleted(tp, topic_id):
-            return Need.OTHER_TOPIC
+        is_young = source.first_stored_ms > self._now_ms - YOUNG * 1000
+        if not is_young and self._is_topic_deleted(tp, topic_id):
+            stored = self._stored_now(tp)
+            is_there = stored is not None and stored.part.topic_id in {None, topic_id}
+            return Need.NEEDED if is_there or tp in self.unknown else Need.OTHER_TOPIC
         if parts and not row.is_claim:
             what = f"{tp}, topic id {topic_id}"
             self._stale[what] = min(row.start, self._stale.get(what, row.start))
@@ -807,7 +942,7 @@ class _Judge:
 
     def _is_stale(self, row: TailRow) -> bool:
         """Whether the log of this broker, which leads, has other records."""
-        part = self._led.get(row.tp)
+        part = self.led.get(row.tp)
         if part is None or part.topic_id != row.topic_id or row.leader_epoch == part.leader_epoch:
             return False
         if row.tp not in self._logs:
@@ -822,9 +957,12 @@ class _Judge:
         tp = row.tp
         if tp in self._archived:
             return self._archived[tp]
-        part = self._led.get(tp)
+        part = self.led.get(tp)
         if part is None:
-            self._archived[tp] = self._try(tp, self._ask, None)
+            self._archived[tp] = None
+            stored = self._try(tp, self._ask, None)
+            if stored is not None:
+                self._archived[tp], self._stored[tp] = stored.part, stored
             return self._archived[tp]
         below = below_start(part.archive_start)
         known = ArchivedPart(part.archive_end, part.archived_epochs, part.topic_id, below)
@@ -834,14 +972,25 @@ class _Judge:
                 return known
             stored = self._try(tp, self._ask, None)
             # Not if its end has fallen since: what was above is in quarantine.
-            is_same = stored is not None and stored.topic_id in {None, part.topic_id}
-            if is_same and stored is not None and (stored.end or 0) <= part.archive_end:
-                known = replace(stored, topic_id=part.topic_id)
+            is_same = stored is not None and stored.part.topic_id in {None, part.topic_id}
+            if is_same and stored is not None and (stored.part.end or 0) <= part.archive_end:
+                known = replace(stored.part, topic_id=part.topic_id)
+                self._stored[tp] = stored
         self._archived[tp] = known
         return known
 
-    def _gaps_of(self, tp: TopicPartition) -> Sequence[OffsetRange]:
-        """Return the recorded gaps. One listing of those of the cluster. Raises SidetierError."""
+    def _gaps_of(
+        self, tp: TopicPartition, stored: StoredArchive | None
+    ) -> Sequence[OffsetRange] | None:
+        """Return the recorded gaps that belong to what is known of an archive; None if it has
+        changed. For led partitions, one listing of the gaps of the cluster, behind `led`: the
+        gap is recorded before the archive end offset moves. Raises SidetierError.
+        """
+        if stored is not None:
+            whole = stored.with_gaps()
+            if whole is None:
+                self._ask.forget(tp)  # the next cleaning reads it again
+            return None if whole is None else whole.gaps
         place = self._place_of(tp.topic)
         prefix = place.layout.gaps_prefix()
         key = id(place.store), prefix

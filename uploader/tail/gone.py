@@ -29,7 +29,6 @@ from sidetier.segments.errors import (
     EncryptionError,
     MalformedObjectError,
     PreconditionFailedError,
-    SidetierError,
 )
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BrokerId
@@ -207,13 +206,13 @@ def _cleaned(
             return found
         for _ in range(_CLEANINGS):
             quarantined = cleaner.totals.quarantined_offsets
-            cleaner.run({})
+            cleaner.run(dict)
             if cleaner.dry_run or cleaner.totals.quarantined_offsets == quarantined:
                 break
         if not cleaner.dry_run:
             _remove_index(numbers)
-    except SidetierError as error:
-        problem = str(error)
+    except Exception as error:  # noqa: BLE001 - as `TailCleaner.run`; other brokers follow
+        problem = str(error) or repr(error)
     totals = cleaner.totals
     return replace(
         found,

@@ -177,7 +177,7 @@ class TailWriter:
 
     def _clean(self, cleaner: TailCleaner) -> None:
         before = cleaner.totals
-        cleaner.run(self.board.snapshot(), self._stopping.is_set)
+        cleaner.run(self.board.snapshot, self._stopping.is_set)
         found = cleaner.totals
         self._metrics.tail_cleaned(
             live_packs=found.live_packs,

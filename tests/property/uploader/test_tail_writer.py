@@ -44,7 +44,7 @@ from sidetier.uploader.tail import begin as begin_module
 from sidetier.uploader.tail import cleaning as cleaning_module
 from sidetier.uploader.tail.begin import TailBegin
 from sidetier.uploader.tail.board import TailPartition
-from sidetier.uploader.tail.cleaning import TailCleaner
+from sidetier.uploader.tail.cleaning import StoredArchive, TailCleaner
 from sidetier.uploader.tail.copying import PackCopy
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace
@@ -275,7 +275,7 @@ class World:
             site.cycle.stores,
             lambda numbers: TailInventory(numbers.store, numbers.layout),
             lambda _: TailPlace(self.store, LAYOUT, encrypts=False),
-            lambda tp: part if tp == TP and end else None,
+            lambda tp: StoredArchive(part, lambda: ()) if tp == TP and end else None,
             lambda *_: (),
             site.broker,
             self.time.clock,
@@ -288,7 +288,7 @@ class World:
         before = self.stored()
         for _ in range(3):
             with suppress(StorageError, SidetierError):
-                by.run(led)
+                by.run(lambda: led)
             self.time.now += 3700
         self.calm()
         for batch in before - self.stored():

@@ -9,7 +9,7 @@ from sidetier.archive.objects.watermark import read_watermark
 from sidetier.leadership.cluster import kafka_text
 from sidetier.leadership.topic_identity import TopicIdentity
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
@@ -232,6 +232,18 @@ def test_archive_stays_while_packs_have_records_that_cannot_be_promoted(
     kept = {what: why for broker in told["brokers"] for what, why in broker["kept"].items()}
     assert set(kept) == {damaged, f"orders-0, topic id {TAIL_ID}"}
     assert all(broker["dropped_packs"] == 0 for broker in told["brokers"])
+
+
+def test_archive_stays_while_packs_have_records_of_a_recorded_gap(
+    cli: CommandLine, log: TailedLog
+) -> None:
+    """Cleaning knows by the archive that they are to go to the quarantine."""
+    log.pack(2, 0, (0, 5))
+    log.store.put_object(LAYOUT.gap_key(log.tp, Offset(0), Offset(5)), BytesBody(b"{}"))
+    before = cli.stored()
+    [row] = cli.json("retire", "orders", "--offline", code=3)["partitions"]
+    assert "lost the records from offset 0 on" in row["left"]
+    assert cli.stored() == before
 
 
 def test_topic_that_was_deleted_before_a_segment_was_archived(

@@ -116,6 +116,21 @@ def test_archive_does_not_begin_without_the_first_records(tmp_path: Path) -> Non
     assert "no pack has the offsets [0, 7) of the log" in str(done.problem)
 
 
+def test_full_disk_is_the_problem_of_the_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = mixed_log()
+    log.archived(0, 12)
+    log.pack(1, 0, (12, log.next_offset))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sidetier.uploader.promote._Run._spool", full)
+    done = promoted(log.store, tmp_path)
+    assert "No space left" in str(done.problem)
+
+
 def test_gap_ends_the_promotion_and_is_named(tmp_path: Path) -> None:
     log = mixed_log()
     log.archived(0, 12)

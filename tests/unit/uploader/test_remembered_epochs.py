@@ -10,6 +10,8 @@ from sidetier.segments.errors import DamagedSegmentError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
 from sidetier.storage.fake import FakeStorage
+from sidetier.uploader.gates import remembered_epochs
+from sidetier.uploader.gates.divergence import read_history
 from sidetier.uploader.gates.remembered_epochs import (
     RememberedEpochs,
     from_first_batch,
@@ -86,7 +88,9 @@ def _epoch_history(*entries: tuple[int, int]) -> EpochHistory:
     return EpochHistory(tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in entries))
 
 
-def test_batches_show_the_epochs_that_the_checkpoint_has_dropped(log: PartitionLog) -> None:
+def test_batches_show_the_epochs_that_the_checkpoint_has_dropped(
+    log: PartitionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In all segments: the broker deletes those below the log start some minutes later."""
     for epoch in (0, 1, 3):
         log.lead(epoch)
@@ -112,6 +116,15 @@ def test_batches_show_the_epochs_that_the_checkpoint_has_dropped(log: PartitionL
     log.file(0).write_bytes(whole)
     with pytest.raises(DamagedSegmentError, match="is of leader epoch 0, after 1"):
         found()
+    # A divergence is looked for with the checkpoint alone then.
+    epochs = RememberedEpochs()
+    history = read_history(str(log.path), None, Offset(50), epochs, LeaderEpoch(1)).epoch_history
+    assert history == _epoch_history((3, 40))
+    # The broker deletes a segment behind the listing of the directory.
+    monkeypatch.setattr(
+        remembered_epochs, "segment_bases", lambda _: [BaseOffset(5), BaseOffset(30)]
+    )
+    assert found() == _epoch_history((3, 40))
 
 
 # -- truncated segments after the log start has passed them ----------------------------------------

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import structlog
 
+from sidetier.archive.objects.gaps import recorded_gaps
 from sidetier.archive.objects.notes import noted_checksum, noted_next_offset, noted_number
 from sidetier.archive.objects.quarantine import MoveKind, read_plan
 from sidetier.archive.objects.tail_index import read_tail_index
@@ -50,6 +51,7 @@ from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.cleaning import (
     ArchivedOf,
     PackUse,
+    StoredArchive,
     TailCleaner,
     plan_cleaning,
     stored_archive,
@@ -82,14 +84,20 @@ KEYS = LAYOUT.tail_packs_prefix(1)
 
 def cleaner(
     site: TailSite,
-    archived_of: ArchivedOf | None = None,
+    archived_of: "Callable[[TopicPartition], ArchivedPart | None] | None" = None,
     inventory: TailInventory | None = None,
+    stored_of: ArchivedOf | None = None,
 ) -> TailCleaner:
+    def stored(tp: TopicPartition) -> StoredArchive | None:
+        part = (archived_of or site.stored_archive)(tp)
+        gaps = partial(recorded_gaps, site.store, LAYOUT, [tp])
+        return None if part is None else StoredArchive(part, lambda: gaps()[tp])
+
     return TailCleaner(
         site.cycle.stores,
         lambda numbers: inventory or TailInventory(numbers.store, numbers.layout),
         lambda _: TailPlace(site.store, LAYOUT, encrypts=False),
-        archived_of or site.stored_archive,
+        stored_of or stored,
         partial(retired_parts, site.store, LAYOUT),
         site.broker,
         site.time.clock,
@@ -102,7 +110,7 @@ def clean(
     led: dict[TopicPartition, TailPartition] | None = None,
 ) -> TailCleaner:
     by = by or cleaner(site)
-    by.run(site.led() if led is None else led)
+    by.run(site.led if led is None else lambda: led)
     site.time.now += 600
     return by
 
@@ -150,10 +158,10 @@ def test_packs_without_a_needed_row_are_dropped_and_deleted_an_hour_later(
     assert len(list(store.list_objects(KEYS))) == 6
     assert merged(store, log, 25).end == 30
     site.time.now += 2390
-    by.run(site.led())
+    by.run(site.led)
     assert len(list(store.list_objects(KEYS))) == 6
     site.time.now += 611
-    by.run(site.led())
+    by.run(site.led)
     assert len(list(store.list_objects(KEYS))) == 1
     assert by.totals.deleted_packs == 5
     assert by.totals.live_packs == 1
@@ -174,9 +182,9 @@ def test_new_packs_are_live_also_after_all_were_deleted(site: TailSite, store: F
     site.log_dir.partitions[log.tp] = new = PartitionLog(log.path, log.tp, 0, 0, "B" * 21 + "A")
     clean(site, by)
     site.time.now += 4000
-    by.run(site.led())
+    by.run(site.led)
     assert not list(store.list_objects(KEYS))
-    by.run(site.led())
+    by.run(site.led)
     index = read_tail_index(store, LAYOUT, 1).index
     assert index is not None
     assert (index.packs, index.dropped) == ((), ())
@@ -203,7 +211,7 @@ def test_packs_of_which_little_is_needed_are_copied_and_their_rows_joined(
     assert row.first_stored_ms == (1_700_000_000 + 1000 + 50) * 1000
     assert by.totals.rewritten_bytes == len(slow.written[0])
     # The next one names the new pack, and the one after it has nothing to do.
-    by.run(site.led())
+    by.run(site.led)
     puts = len([each for each in store.requests if each.operation == "put"])
     clean(site, by)
     assert len([each for each in store.requests if each.operation == "put"]) == puts
@@ -230,7 +238,7 @@ def test_a_kill_at_any_write_loses_nothing(
         store.fail(operation, StoreUnavailableError("killed"), nth=nth, after=after)
     with suppress(StorageError):
         clean(site, by)
-        by.run(site.led())
+        by.run(site.led)
     store._faults.clear()
     assert merged(store, slow).end == 10
     site.restart()
@@ -238,12 +246,12 @@ def test_a_kill_at_any_write_loses_nothing(
     site.run()
     again = clean(site)
     site.time.now += 4000
-    again.run(site.led())
+    again.run(site.led)
     assert merged(store, slow).end == 12
     assert tail_bytes(store, merged(store, slow)) == slow.written[0]
     assert len(live(store)) <= 3
     site.time.now += 4000
-    again.run(site.led())
+    again.run(site.led)
     assert len(list(store.list_objects(KEYS))) <= 3
 
 
@@ -265,11 +273,11 @@ def test_packs_of_former_partitions_go_when_the_archive_has_their_records(
     clean(site, by, led={})
     assert live(store) == [0, 1, 2]
     found[log.tp] = archived(log)
-    by.run({})
+    by.run(dict)
     # An archive is asked once an hour.
     assert (live(store), len(asked)) == ([0, 1, 2], 1)
     site.time.now += 3000
-    by.run({})
+    by.run(dict)
     assert (live(store), len(asked)) == ([], 2)
 
 
@@ -325,7 +333,7 @@ def test_rows_are_not_archived_where_the_archive_has_diverged(
     site.archived_epochs[log.tp] = history((3, 0), (4, 50))
     by = clean(site)
     site.time.now += 4000
-    by.run(site.led())
+    by.run(site.led)
     assert merged(store, log, 50, history((3, 0))).end == 100
 
 
@@ -356,7 +364,7 @@ def test_what_the_packs_of_one_broker_show_to_be_stale_another_leader_may_have(
     none = ArchivedPart(Offset(0), history(), log.topic_id)
     by = clean(site, cleaner(site, {log.tp: none}.get))
     site.time.now += 4000
-    by.run({})
+    by.run(dict)
     assert merged(store, copy).end == 110
 
 
@@ -400,20 +408,20 @@ def test_what_only_packs_have_after_a_power_failure_is_kept_and_counted(
     # An hour later, they are in quarantine, as archived records would be; and then in no pack.
     folder = LAYOUT.quarantine_prefix(log.tp) + f"{60:020d}-epoch-6/"
     site.time.now += 2999
-    by.run(site.led())
+    by.run(site.led)
     assert not list(store.list_objects(folder))
     store.fail("put", StoreUnavailableError("killed"), nth=2)
     site.time.now += 1
-    by.run(site.led())
+    by.run(site.led)
     assert [row.key for row in store.list_objects(folder)] == [folder + "plan.json"]
-    by.run(site.led())
+    by.run(site.led)
     assert store.contents()[folder + f"{60:020d}.log"] == data
     plan = read_plan(store, folder)
     assert plan is not None
     assert (plan.kind, plan.next_offset) == (MoveKind.QUARANTINE, 60)
     assert read_unresolved(store, LAYOUT, [log.tp]).quarantines == {log.tp: 1}
     assert by.totals.stale_offsets == 40
-    by.run(site.led())
+    by.run(site.led)
     assert (by.totals.stale_offsets, live(store)) == (0, [])
 
 
@@ -444,8 +452,8 @@ def test_records_that_were_deleted_before_they_were_archived_go_to_quarantine(
     [entry] = [each for each in logs if each["event"] == "tail.kept"]
     assert "deleted them before they were archived" in entry["reason"]
     site.time.now += 3000
-    by.run({})
-    by.run({})
+    by.run(dict)
+    by.run(dict)
     assert (by.totals.stale_offsets, live(store)) == (0, [])
     data = store.contents()[
         LAYOUT.quarantine_prefix(log.tp) + f"{first:020d}-epoch-4/{first:020d}.log"
@@ -611,7 +619,7 @@ def test_quiet_partitions_have_few_packs(site: TailSite, store: FakeStorage) -> 
             site.run()
             sent += 1
         site.time.now += 500
-        by.run(site.led())
+        by.run(site.led)
         most = max(most, by.totals.live_packs)
     assert sent == 720
     # Those since the last but one cleaning, and up to eight of each size.
@@ -623,7 +631,7 @@ def test_quiet_partitions_have_few_packs(site: TailSite, store: FakeStorage) -> 
         # The rows of packs that follow each other are one row.
         assert len(tail.slices) <= 2 * 20 + 1
     site.time.now += 3600
-    by.run(site.led())
+    by.run(site.led)
     assert site.packs() <= 2 * most
 
 
@@ -702,7 +710,7 @@ def test_packs_of_a_recreated_topic_can_be_read_and_those_of_the_deleted_one_go(
     retire_log(store, log, 10)
     site.time.now += 3000
     with structlog.testing.capture_logs() as logs:
-        by.run({})
+        by.run(dict)
     assert live(store) == [1]
     [entry] = [each for each in logs if each["event"] == "tail.kept"]
     assert entry["what"] == f"t-0, topic id {log.topic_id}"
@@ -740,7 +748,7 @@ def test_rows_of_a_retired_topic_go_if_the_retired_archive_has_their_records(
         ([2], lambda: None),
     ]
     place = TailPlace(site.store, LAYOUT, encrypts=False)
-    by = cleaner(site, stored_archive(lambda _: place))
+    by = cleaner(site, stored_of=stored_archive(lambda _: place))
     for expected, step in steps:
         clean(site, by, led={})
         assert live(store) == expected
@@ -765,7 +773,7 @@ def test_rows_of_a_recreated_topic_stay_until_its_archive_is_moved(
     new = PartitionLog(log.path, log.tp, 0, 0, "B" * 21 + "A")
     site.log_dir.partitions[log.tp] = new
     place = TailPlace(site.store, LAYOUT, encrypts=False)
-    by = cleaner(site, stored_archive(lambda _: place))
+    by = cleaner(site, stored_of=stored_archive(lambda _: place))
     store.fail("get", StoreUnavailableError("away"), key=LAYOUT.watermark_key(log.tp))
     for expected in ([0, 1], [1], [1]):
         clean(site, by)
@@ -790,7 +798,7 @@ def test_an_offset_wm_of_the_deleted_topic_shows_nothing_about_rows_of_the_new_o
     mark = Watermark(BaseOffset(0), Offset(500), topic_id="B" * 21 + "A", pending=pending)
     write_watermark(store, LAYOUT.watermark_key(log.tp), mark, None)
     place = TailPlace(site.store, LAYOUT, encrypts=False)
-    by = cleaner(site, stored_archive(lambda _: place))
+    by = cleaner(site, stored_of=stored_archive(lambda _: place))
     clean(site, by, led={})
     assert live(store) == [0]
 
@@ -908,7 +916,7 @@ def test_an_error_that_no_code_expects_ends_the_cleaning_of_one_store(
 
     monkeypatch.setattr(broken.store, "get_object", get_object)
     with pytest.raises(ValueError, match="a defect"):
-        by.run(site.led())
+        by.run(site.led)
     assert live(store) == [2]
 
 
@@ -944,7 +952,7 @@ def test_memory_does_not_grow_with_the_number_of_packs(
 
     monkeypatch.setattr(TailInventory, "rows", rows)
     by = cleaner(site, inventory=TailInventory(store, LAYOUT))
-    by.run(site.led())
+    by.run(site.led)
     assert len(kept) == 24  # once more to copy them
     assert max(kept[:12]) - min(kept[:12]) <= 2
 
@@ -1038,7 +1046,7 @@ def test_two_stores_of_one_url_take_no_number_twice(site: TailSite, store: FakeS
     site.archive_ends[busy.tp] = 100
     by = clean(site)
     site.time.now += 4000
-    by.run(site.led())
+    by.run(site.led)
     assert len(live(store)) < 5
     for _ in range(5):
         audit.append(5)
@@ -1063,7 +1071,7 @@ def test_a_sidecar_that_was_paused_stores_live_packs(
     archived = second.archive_ends[log.tp] = log.log_end - 5
     by = clean(second)
     second.time.now += 4000
-    by.run(second.led())
+    by.run(second.led)
     assert by.totals.deleted_packs > 15
     site.archive_ends[log.tp] = archived
     for _ in range(6):
@@ -1093,3 +1101,142 @@ def test_a_pack_that_is_stored_while_cleaning_reads_is_live(
     store.race("put", lambda: store.put_object(late, BytesBody(body)), key=LAYOUT.tail_index_key(1))
     clean(site)
     assert late in {pack.key for pack in TailInventory(store, LAYOUT).listing(BrokerId(1)).packs}
+
+
+def archive_behind_a_gap(store: FakeStorage, log: PartitionLog, gap: OffsetRange) -> None:
+    """The sidecar records a gap, and archives what follows it."""
+    store.put_object(LAYOUT.gap_key(log.tp, gap.start, gap.end), BytesBody(b"{}"))
+    archive_log(store, log, log.log_end)
+
+
+def former(site: TailSite, *stores: FakeStorage) -> TailCleaner:
+    """A cleaner that reads the archives of the last store."""
+    place = TailPlace(stores[-1], LAYOUT, encrypts=False)
+    numbers = [PackNumbers(store, LAYOUT, site.broker, count(1000)) for store in stores]
+    return TailCleaner(
+        lambda: numbers,
+        lambda each: TailInventory(each.store, each.layout),
+        lambda _: place,
+        stored_archive(lambda _: place),
+        partial(retired_parts, stores[-1], LAYOUT),
+        site.broker,
+        site.time.clock,
+    )
+
+
+def test_gaps_belong_to_the_state_of_the_archive_that_was_read(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """A sidecar records a gap between the listing of all gaps, or of those of the partition, and
+    the reading of `offset.wm`, or a retirement takes the gap records along.
+    """
+    gap = OffsetRange(Offset(5), Offset(15))
+    first, log = site.log_dir.create("t", 0), site.log_dir.create("t", 1)
+    for _ in range(4):
+        log.append(5)
+        site.run([log.tp])
+    first.append(5)
+    site.run([first.tp])  # judged first
+    archive_log(store, first, 5)
+    archive_log(store, log, 5)
+    lost = {(5, 10), (10, 15)}
+
+    def rows() -> set[tuple[int, int]]:
+        return {(row.start, row.end) for row in site.rows() if row.tp == log.tp}
+
+    key = LAYOUT.watermark_key(log.tp)
+    store.race("get", lambda: archive_behind_a_gap(store, log, gap), key=key)
+    by = former(site, store)
+    by.run(dict)
+    assert rows() >= lost
+    by.run(dict)
+    assert rows() >= lost
+    assert by.totals.stale_offsets == 10
+    # Remembered, and then retired with its gap records.
+    retire(MoveContext(store, LAYOUT), log.tp, read_watermark(store, key), "a test")
+    for _ in range(8):
+        clean(site, by, led={})
+    in_quarantine = any(LAYOUT.quarantine_prefix(log.tp) in each for each in store.contents())
+    assert rows() >= lost or in_quarantine
+
+
+def test_rows_stay_if_the_archive_changes_while_its_gaps_are_listed(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """The next cleaning reads it again."""
+    log = site.log_dir.create("t", 0)
+    for _ in range(2):
+        log.append(5)
+        site.run()
+    archive_log(store, log, 5)
+    by = former(site, store)
+    store.race("list", lambda: archive_log(store, log, 10), key=LAYOUT.gap_prefix(log.tp))
+    by.run(dict)
+    assert live(store) == [0, 1]
+    by.run(dict)
+    assert live(store) == []
+
+
+def test_rows_of_the_current_topic_are_not_those_of_a_deleted_one(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """The topic is created again while another store is cleaned, or behind the board's entry."""
+    log = site.log_dir.create("t", 0)
+    log.append(5)
+    site.run()
+    stale = site.led()
+    ours = "B" * 21 + "A"
+
+    def recreated() -> None:
+        log.delete_topic()
+        site.log_dir.create("t", 0, topic_id=ours).append(5)
+        site.run()
+
+    first = FakeStorage()
+    first.race("list", recreated, key=KEYS)
+    former(site, first, store).run(site.led)
+    assert {row.topic_id for row in site.rows()} == {ours}
+    former(site, store).run(lambda: stale)
+    assert {row.topic_id for row in site.rows()} == {ours}
+
+
+def test_records_that_are_to_be_deleted_and_are_not_copied_yet_are_shown(
+    site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleaning_module, "MIN_COPIED_BYTES", 1)
+    monkeypatch.setattr(cleaning_module, "COPIED_SHARE", 0)
+    gone, lives = site.log_dir.create("gone", 0), site.log_dir.create("lives", 0)
+    gone.append(5)
+    lives.append(500)
+    site.run()
+    site.time.now += 2 * 86_400
+    by = former(site, store)
+    by._is_deleted = lambda topic, _: topic == "gone"
+    by.run(dict)
+    assert list(by.kept.values()) == [
+        "one cleaning does not copy more bytes; the next one continues"
+    ]
+    assert {row.tp for row in site.rows()} == {gone.tp, lives.tp}
+
+
+@pytest.mark.parametrize("is_led", [True, False])
+def test_no_archive_is_never_remembered(
+    site: TailSite, store: FakeStorage, *, is_led: bool
+) -> None:
+    """Where that would decide: rows that only packs have stay for the promotion."""
+    log = site.log_dir.create("t", 0)
+    for _ in range(2):
+        log.append(5)
+        site.run()
+    by = former(site, store)
+    deleted = {"all": False}
+    by._is_deleted = lambda *_: deleted["all"]
+    clean(site, by, led={})
+    archive_log(store, log, 5)  # by another broker
+    log.delete_topic()
+    site.log_dir.create("t", 0, topic_id="B" * 21 + "A")
+    site.time.now += 600 if is_led else 86_400 * 2
+    deleted["all"] = not is_led
+    # Nor is a folder of a retirement that goes on believed.
+    by.run(site.led if is_led else dict)
+    assert (5, 10) in {(row.start, row.end) for row in site.rows() if row.topic_id == log.topic_id}

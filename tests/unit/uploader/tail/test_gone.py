@@ -13,7 +13,11 @@ from sidetier.archive.objects.quarantine import read_plan
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.config.storage import StorageConfig
 from sidetier.leadership.kraft.image import print_uuid
-from sidetier.segments.errors import BrokerUnavailableError, ConfigurationError
+from sidetier.segments.errors import (
+    AccessDeniedError,
+    BrokerUnavailableError,
+    ConfigurationError,
+)
 from sidetier.segments.offsets import BrokerId, LeaderEpoch
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
@@ -177,6 +181,12 @@ def test_rows_of_deleted_topics_go_if_the_operator_says_so(
     def unknown(_topic: str, _topic_id: str) -> bool:
         raise BrokerUnavailableError("no broker answers")
 
+    # A broker may not know a topic yet.
+    site.time.now -= 7.5 * DAY
+    gc(site, older_than=0, is_deleted=lambda *_: True)
+    kept = {(row.tp.topic, row.start) for row in site.rows() if not row.is_claim}
+    assert kept >= {(name, at) for name in ("gone", "lives") for at in (0, 5, 10)}
+    site.time.now += 7.5 * DAY
     assert set(gc(site, is_deleted=unknown)[1].kept) == {"gone-0", "lives-0"}
     gc(site, is_deleted=is_deleted, dry_run=True)
     gc(site, is_deleted=is_deleted)
@@ -309,3 +319,27 @@ def test_a_broker_that_comes_back_meanwhile_keeps_its_packs(
     store.race("delete", comes_back, key=index)
     gc(site)
     assert merged(store, log, 20).end == 25
+
+
+def test_a_copy_that_is_refused_is_shown(site: TailSite, store: FakeStorage) -> None:
+    log = site.log_dir.create("t", 0)
+    for _ in range(9):
+        log.append(1)
+        site.run()
+    site.time.now += 8 * DAY
+    store.fail("put", AccessDeniedError("no PutObject"))
+    [reason] = gc(site)[1].kept.values()
+    assert reason == "not copied: no PutObject"
+    assert packs(store) == (9, 9)
+
+
+def test_an_error_that_no_code_expects_ends_the_cleaning_of_one_broker(
+    site: TailSite, other: TailSite, store: FakeStorage
+) -> None:
+    for each, name in ((site, "t"), (other, "u")):
+        each.log_dir.create(name, 0).append(1)
+        each.run()
+    site.time.now += 8 * DAY
+    store.fail("get", ValueError("a defect"), key=LAYOUT.tail_index_key(1))
+    done = gc(site)
+    assert (done[1].problem, done[2].problem) == ("a defect", None)
