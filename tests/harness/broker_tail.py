@@ -2,7 +2,7 @@
 
 import base64
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from sidetier.storage.settings import StorageEndpoint
 from tests.harness.made_archive import MadeArchive
 from tests.harness.table_exports import LAYOUT, GrowingArchive
 from tests.harness.tailed_log import store_pack
-from tests.harness.topics import create_topic
+from tests.harness.topics import create_topic, watermark_offsets
 from tests.harness.transactions import feed_headers
+from tests.harness.waiting import wait_until
 
 SECONDS = 20.0
 _HEADER = struct.Struct(">qi")
@@ -98,10 +99,20 @@ class TailedTopic(GrowingArchive):
     def mixed(self, partition: int = 0) -> None:
         """Produce records, and transactions that are committed or aborted."""
         self.write(4, partition)
-        self.transaction(3, partition).abort_transaction(SECONDS)
-        self.transaction(3, partition).commit_transaction(SECONDS)
+        self._end(partition, self.transaction(3, partition).abort_transaction)
+        self._end(partition, self.transaction(3, partition).commit_transaction)
         self.write(2, partition)
-        self.transaction(2, partition).abort_transaction(SECONDS)
+        self._end(partition, self.transaction(2, partition).abort_transaction)
+
+    def _end(self, partition: int, end: Callable[[float], None]) -> None:
+        """End a transaction, and wait for its marker: the broker answers before it writes it."""
+        before = watermark_offsets(self.servers, self.topic, partition)[1]
+        end(SECONDS)
+        wait_until(
+            lambda: watermark_offsets(self.servers, self.topic, partition)[1] > before,
+            SECONDS,
+            "the marker of a transaction",
+        )
 
     def archive_to(self, until: int, partition: int = 0) -> None:
         """Store the batches that begin below an offset, after those already stored."""
