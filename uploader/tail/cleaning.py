@@ -95,9 +95,9 @@ MAX_SMALL_PACKS: Final = 8
 MIN_COPIED_BYTES: Final = 256 << 20
 """A cleaning copies this number of bytes, or `COPIED_SHARE` of the bytes of recent packs."""
 COPIED_SHARE: Final = 0.6
-"""Copies are recent packs, too. So cleanings copy at most 1.5 times the new bytes."""
-RECENT: Final = 600.0
-"""Seconds since a recent pack was stored: the usual time between two cleanings."""
+"""Copies are recent packs, too. So cleanings copy at most 1.65 times the new bytes."""
+RECENT: Final = 660.0
+"""Seconds since a recent pack was stored: the usual time between two cleanings, and a minute."""
 MAX_PACK_BYTES: Final = 256 << 20
 MAX_PACK_ROWS: Final = 40_000
 """Rows that are copied into one pack, before those that follow each other are joined."""
