@@ -352,7 +352,8 @@ class TailedArchive(PartitionArchive):
         known = self._joined
         if known is not None and known.tail[:3] == (etag, rows, contents.unread):
             return known.tail
-        part = self._archived_part(archived, rows)
+        is_above = any(_is_above(archived, source.row) for source in rows)
+        part = self._archived_part(archived, is_above=is_above)
         problem: SidetierError | None = None
         try:
             merged = replace(contents, rows={self.tp: rows}).merged(self.tp, part)
@@ -367,17 +368,15 @@ class TailedArchive(PartitionArchive):
                 f"{self.tp}: nothing is archived, and no pack has the offsets {first} of the log"
             )
         logs = tuple(map(_as_segment, merged.slices))
-        is_above = any(_is_above(archived, source.row) for source in rows)
         newest = merged.newest_epochs if problem is None and is_above else None
         return _Tail(etag, rows, contents.unread, merged, logs, newest, problem)
 
-    def _archived_part(
-        self, archived: ArchiveView | None, rows: Sequence[PackedRow]
-    ) -> ArchivedPart:
+    def _archived_part(self, archived: ArchiveView | None, *, is_above: bool) -> ArchivedPart:
+        """Return what is archived; gaps and leader epochs only if rows are above it."""
         if archived is None:
             return ArchivedPart()
         topic_id = archived.watermark.topic_id
-        if not any(_is_above(archived, source.row) for source in rows):
+        if not is_above:
             return ArchivedPart(archived.end, topic_id=topic_id)
         if self._archived is None or self._archived[0] != archived.etag:
             epochs = super().epochs()

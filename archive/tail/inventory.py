@@ -52,6 +52,8 @@ _SEALED_SHARE: Final = 4096
 _READINGS: Final = 4
 PACK_GONE: Final = (ObjectNotFoundError, PreconditionFailedError)
 """The pack was deleted since it was listed."""
+UNREADABLE: Final = (*PACK_GONE, MalformedObjectError, ChecksumMismatchError, EncryptionError)
+"""One pack cannot be read. Other errors are of the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +319,7 @@ class TailInventory:
             if self._known.lacks(pack, wanted):
                 return _Found((), is_read=False)
             return _Found(self._read_rows(pack, wanted), is_read=True)
-        except (*PACK_GONE, MalformedObjectError, ChecksumMismatchError, EncryptionError) as error:
+        except UNREADABLE as error:
             return error
 
     def _read_rows(

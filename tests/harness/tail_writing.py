@@ -106,6 +106,14 @@ class TailSite:
         self.cycle = self._new_cycle(lambda work: work())
         self._loaded: dict[tuple[TopicPartition, int], int] = {}
 
+    def packed_log(self, *, packs: int, records: int) -> PartitionLog:
+        """Return the log of partition t-0, of which each of some packs has some records."""
+        log = self.log_dir.create("t", 0)
+        for _ in range(packs):
+            log.append(records)
+            self.run()
+        return log
+
     def read_packs_by_hand(self) -> list[Callable[[], None]]:
         """Begin again. The readings of packs are added to the returned list, for a test to run."""
         works: list[Callable[[], None]] = []

@@ -39,7 +39,7 @@ from sidetier.archive.objects.tail_index import (
     write_tail_index,
 )
 from sidetier.archive.objects.watermark import read_watermark
-from sidetier.archive.tail.inventory import TailInventory
+from sidetier.archive.tail.inventory import UNREADABLE, TailInventory
 from sidetier.archive.tail.merge import (
     ArchivedPart,
     PackedRow,
@@ -75,7 +75,7 @@ from sidetier.storage.port import LISTED_AT_ONCE, ObjectSummary, RemoteStorage
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.tail.board import TailPartition
-from sidetier.uploader.tail.copying import UNREADABLE, PackCopy, UnreadablePackError
+from sidetier.uploader.tail.copying import PackCopy, UnreadablePackError
 from sidetier.uploader.tail.packs import PackNumbers, TailPlace, store_pack
 from sidetier.uploader.tail.quarantine import runs_in, store_run
 from sidetier.uploader.watching.disk import topic_id_in
@@ -107,7 +107,7 @@ QUARANTINED_AFTER: Final = 3600.0
 """Seconds from the first cleaning that has found records to be lost."""
 ASKED_AGAIN: Final = 3600.0
 """Seconds until the stored archive of a partition is read again."""
-YOUNG: Final = 86_400.0
+UNKNOWN_TOPIC_KEPT_FOR: Final = 86_400.0
 """Seconds for which rows of a topic are kept although the brokers do not know it: a broker that
 starts, or lags behind, does not know a new topic yet.
 """
@@ -119,26 +119,23 @@ DAMAGED_AGAIN: Final = 3600.0
 
 @dataclass(slots=True)
 class StoredArchive:
-    """What was read of an archive, and of the same state, if a row asks for them, its gaps.
+    """What was read of an archive.
 
     Attributes:
         part: What it has, without its recorded gaps.
         read_gaps: Reads its recorded gaps; None if the archive has changed since `part` was read.
             Raises SidetierError.
-        gaps: What `read_gaps` has returned; None before.
     """
 
     part: ArchivedPart
     read_gaps: Callable[[], Sequence[OffsetRange] | None]
-    gaps: Sequence[OffsetRange] | None = None
+    _gaps: Sequence[OffsetRange] | None = None
 
-    def with_gaps(self) -> ArchivedPart | None:
-        """Return the whole; None if it has changed since it was read. Raises SidetierError."""
-        if self.gaps is None:
-            self.gaps = self.read_gaps()
-        if self.gaps is None:
-            return None
-        return replace(self.part, gaps=(*self.part.gaps, *self.gaps))
+    def gaps(self) -> Sequence[OffsetRange] | None:
+        """Return the recorded gaps of the same state, which are read once; as `read_gaps`."""
+        if self._gaps is None:
+            self._gaps = self.read_gaps()
+        return self._gaps
 
 
 ArchivedOf = Callable[[TopicPartition], StoredArchive | None]
@@ -286,7 +283,7 @@ def stored_archive(place_of: Callable[[str], TailPlace]) -> ArchivedOf:
         stored = read_watermark(place.store, key)
         if stored is None:
             return None
-        etag = stored.etag
+        mark, etag = stored.watermark, stored.etag
 
         def read_gaps() -> Sequence[OffsetRange] | None:
             if mark.pending is not None:
@@ -296,7 +293,6 @@ def stored_archive(place_of: Callable[[str], TailPlace]) -> ArchivedOf:
             return gaps if now is not None and now.etag == etag else None
 
         epochs = read_epoch_history(place.store, place.layout, tp).epoch_history
-        mark = stored.watermark
         below = below_start(mark.start_offset)
         part = ArchivedPart(mark.next_offset, epochs, mark.topic_id, below)
         return StoredArchive(part, read_gaps)
@@ -916,7 +912,7 @@ class _Judge:
             return Need.NEEDED
         if any(need_of(row, part) is Need.ARCHIVED for part in parts):
             return Need.ARCHIVED
-        is_young = source.first_stored_ms > self._now_ms - YOUNG * 1000
+        is_young = source.first_stored_ms > self._now_ms - UNKNOWN_TOPIC_KEPT_FOR * 1000
         if not is_young and self._is_topic_deleted(tp, topic_id):
             stored = self._stored_now(tp)
             is_there = stored is not None and stored.part.topic_id in {None, topic_id}
@@ -987,10 +983,10 @@ class _Judge:
         gap is recorded before the archive end offset moves. Raises SidetierError.
         """
         if stored is not None:
-            whole = stored.with_gaps()
-            if whole is None:
+            of_same_state = stored.gaps()
+            if of_same_state is None:
                 self._ask.forget(tp)  # the next cleaning reads it again
-            return None if whole is None else whole.gaps
+            return of_same_state
         place = self._place_of(tp.topic)
         prefix = place.layout.gaps_prefix()
         key = id(place.store), prefix

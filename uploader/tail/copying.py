@@ -12,27 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import BinaryIO, Final
 
-from sidetier.archive.tail.inventory import PACK_GONE
+from sidetier.archive.tail.inventory import UNREADABLE
 from sidetier.archive.tail.merge import PackedRow, PackRef
 from sidetier.archive.tail.needed_rows import joined
 from sidetier.archive.tail.pack import PackBuilder, TailRow, open_pieces
 from sidetier.archive.tail.read import read_rows
 from sidetier.segments.crc import combine_crc64nvme, crc64nvme
-from sidetier.segments.errors import (
-    ChecksumMismatchError,
-    EncryptionError,
-    MalformedObjectError,
-    SegmentError,
-    SidetierError,
-)
+from sidetier.segments.errors import SegmentError, SidetierError
 from sidetier.storage.port import Checksum, ChecksumAlgorithm, RemoteStorage
 
 CHUNK_BYTES: Final = 32 << 20
 """Bytes of one chunk, which are in memory; more if one row has more."""
 MAX_ROW_BYTES: Final = 4 << 20
 """Rows are joined up to this size: readers read a row as a whole."""
-UNREADABLE: Final = (*PACK_GONE, MalformedObjectError, ChecksumMismatchError, EncryptionError)
-"""Errors of one pack. Others are of the store."""
 
 
 class UnreadablePackError(SegmentError):

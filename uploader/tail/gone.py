@@ -19,17 +19,11 @@ from typing import TYPE_CHECKING, Final
 from sidetier.archive.access import ArchiveAccess, require_fencing
 from sidetier.archive.objects.layout import LayoutNote, check_stored_note, other_cluster
 from sidetier.archive.objects.tail_index import read_index_to_replace
-from sidetier.archive.tail.inventory import PACK_GONE, PackListing, TailInventory
+from sidetier.archive.tail.inventory import UNREADABLE, PackListing, TailInventory
 from sidetier.archive.tail.merge import PackedRow
 from sidetier.config.storage import StorageConfig
 from sidetier.leadership.topic_identity import ask_identity
-from sidetier.segments.errors import (
-    ChecksumMismatchError,
-    ConfigurationError,
-    EncryptionError,
-    MalformedObjectError,
-    PreconditionFailedError,
-)
+from sidetier.segments.errors import ConfigurationError, PreconditionFailedError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BrokerId
 from sidetier.storage.port import IfMatch
@@ -206,7 +200,7 @@ def _cleaned(
             return found
         for _ in range(_CLEANINGS):
             quarantined = cleaner.totals.quarantined_offsets
-            cleaner.run(dict)
+            cleaner.run(dict)  # this process leads no partition
             if cleaner.dry_run or cleaner.totals.quarantined_offsets == quarantined:
                 break
         if not cleaner.dry_run:
@@ -237,7 +231,7 @@ def _is_old(inventory: TailInventory, listing: PackListing, limit_ms: float) -> 
             continue
         try:
             rows = inventory.rows(pack)
-        except (*PACK_GONE, MalformedObjectError, ChecksumMismatchError, EncryptionError):
+        except UNREADABLE:
             return False
         if any(PackedRow(pack, row).first_stored_ms >= limit_ms for row in rows):
             return False

@@ -147,10 +147,7 @@ def busy_and_slow(site: TailSite) -> tuple[PartitionLog, PartitionLog]:
 def test_packs_without_a_needed_row_are_dropped_and_deleted_an_hour_later(
     site: TailSite, store: FakeStorage
 ) -> None:
-    log = site.log_dir.create("t", 0)
-    for _ in range(6):
-        log.append(5)
-        site.run()
+    log = site.packed_log(packs=6, records=5)
     site.archive_ends[log.tp] = 25
     by = clean(site)
     # The first pack has the claim, which the archive shows now.
@@ -173,10 +170,7 @@ def test_packs_without_a_needed_row_are_dropped_and_deleted_an_hour_later(
 
 
 def test_new_packs_are_live_also_after_all_were_deleted(site: TailSite, store: FakeStorage) -> None:
-    log = site.log_dir.create("t", 0)
-    for _ in range(3):
-        log.append(5)
-        site.run()
+    log = site.packed_log(packs=3, records=5)
     by = cleaner(site)
     log.delete_topic()
     site.log_dir.partitions[log.tp] = new = PartitionLog(log.path, log.tp, 0, 0, "B" * 21 + "A")
@@ -258,10 +252,7 @@ def test_a_kill_at_any_write_loses_nothing(
 def test_packs_of_former_partitions_go_when_the_archive_has_their_records(
     site: TailSite, store: FakeStorage
 ) -> None:
-    log = site.log_dir.create("t", 0)
-    for _ in range(3):
-        log.append(5)
-        site.run()
+    log = site.packed_log(packs=3, records=5)
     asked: list[TopicPartition] = []
     found: dict[TopicPartition, ArchivedPart | None] = {log.tp: None}
 
@@ -693,10 +684,7 @@ def test_packs_of_a_recreated_topic_can_be_read_and_those_of_the_deleted_one_go(
     """Broker 1 led the deleted topic, and does not lead the new one. Its rows stay until the
     archive of the deleted topic is retired and has their records.
     """
-    log = site.log_dir.create("t", 0)
-    for _ in range(2):
-        log.append(10)
-        site.run()
+    log = site.packed_log(packs=2, records=10)
     del site.log_dir.partitions[log.tp]
     new = other.log_dir.create("t", 0, topic_id="B" * 21 + "A")
     new.append(10)
@@ -732,10 +720,7 @@ def test_rows_of_a_retired_topic_go_if_the_retired_archive_has_their_records(
     """The topic is not created again, and the broker does not lead it. A plan alone, an archive of
     another topic id, or a gap in it show nothing.
     """
-    log = site.log_dir.create("t", 0)
-    for _ in range(3):
-        log.append(10)
-        site.run()
+    log = site.packed_log(packs=3, records=10)
     prefix = retire_log(store, log, 20)
     gap = f"{prefix}gaps/{10:020d}-{20:020d}.json"
     store.put_object(gap, BytesBody(b"{}"))
@@ -764,10 +749,7 @@ def test_rows_of_a_recreated_topic_stay_until_its_archive_is_moved(
     site: TailSite, store: FakeStorage
 ) -> None:
     """So that `sidetier retire` can promote them, also where this broker leads the new topic."""
-    log = site.log_dir.create("t", 0)
-    for _ in range(2):
-        log.append(10)
-        site.run()
+    log = site.packed_log(packs=2, records=10)
     archive_log(store, log, 10)
     log.delete_topic()
     new = PartitionLog(log.path, log.tp, 0, 0, "B" * 21 + "A")
@@ -867,10 +849,7 @@ def test_a_damaged_range_costs_the_copy_of_its_pack_alone(
 def test_a_damaged_index_object_is_replaced_and_one_of_a_newer_version_stays(
     site: TailSite, store: FakeStorage
 ) -> None:
-    log = site.log_dir.create("t", 0)
-    for _ in range(3):
-        log.append(5)
-        site.run()
+    log = site.packed_log(packs=3, records=5)
     site.archive_ends[log.tp] = 10
     by, key = clean(site), LAYOUT.tail_index_key(1)
     assert live(store) == [2]
@@ -894,10 +873,7 @@ def live_in_readers(store: FakeStorage) -> int:
 def test_an_error_that_no_code_expects_ends_the_cleaning_of_one_store(
     site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = site.log_dir.create("t", 0)
-    for _ in range(3):
-        log.append(5)
-        site.run()
+    log = site.packed_log(packs=3, records=5)
     site.archive_ends[log.tp] = 10
     [good] = site.cycle.stores()
     broken = PackNumbers(FakeStorage(), LAYOUT, BrokerId(1), count())
@@ -939,10 +915,7 @@ def test_memory_does_not_grow_with_the_number_of_packs(
     site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows of one pack at a time."""
-    log = site.log_dir.create("t", 0)
-    for _ in range(12):
-        log.append(2)
-        site.run()
+    site.packed_log(packs=12, records=2)
     kept: list[int] = []
     real = TailInventory.rows
 
@@ -1058,10 +1031,7 @@ def test_a_sidecar_that_was_paused_stores_live_packs(
     site: TailSite, store: FakeStorage, tmp_path: Path
 ) -> None:
     """Another sidecar of the broker has stored, cleaned and deleted packs since."""
-    log = site.log_dir.create("t", 0)
-    for _ in range(3):
-        log.append(5)
-        site.run()
+    log = site.packed_log(packs=3, records=5)
     second = TailSite(tmp_path / "second", store, 1, site.time)
     second.log_dir, second.source = site.log_dir, site.source
     second.restart()
@@ -1090,10 +1060,7 @@ def test_a_pack_that_is_stored_while_cleaning_reads_is_live(
     site: TailSite, store: FakeStorage
 ) -> None:
     """Also if its number is the lowest: the index names what cleaning has read."""
-    log = site.log_dir.create("t", 0)
-    for _ in range(4):
-        log.append(5)
-        site.run()
+    log = site.packed_log(packs=4, records=5)
     site.archive_ends[log.tp] = 15
     late = next(iter(store.list_objects(KEYS))).key
     body = store.get_object(late).data
@@ -1164,10 +1131,7 @@ def test_rows_stay_if_the_archive_changes_while_its_gaps_are_listed(
     site: TailSite, store: FakeStorage
 ) -> None:
     """The next cleaning reads it again."""
-    log = site.log_dir.create("t", 0)
-    for _ in range(2):
-        log.append(5)
-        site.run()
+    log = site.packed_log(packs=2, records=5)
     archive_log(store, log, 5)
     by = former(site, store)
     store.race("list", lambda: archive_log(store, log, 10), key=LAYOUT.gap_prefix(log.tp))
@@ -1224,10 +1188,7 @@ def test_no_archive_is_never_remembered(
     site: TailSite, store: FakeStorage, *, is_led: bool
 ) -> None:
     """Where that would decide: rows that only packs have stay for the promotion."""
-    log = site.log_dir.create("t", 0)
-    for _ in range(2):
-        log.append(5)
-        site.run()
+    log = site.packed_log(packs=2, records=5)
     by = former(site, store)
     deleted = {"all": False}
     by._is_deleted = lambda *_: deleted["all"]

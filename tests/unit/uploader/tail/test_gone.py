@@ -290,10 +290,7 @@ def test_a_broker_that_comes_back_meanwhile_keeps_its_packs(
     site: TailSite, store: FakeStorage
 ) -> None:
     """Its sidecar stores a pack, or cleans, while gc does."""
-    log = site.log_dir.create("t", 0)
-    for _ in range(3):
-        log.append(5)
-        site.run()
+    log = site.packed_log(packs=3, records=5)
     archive_log(store, log, 10)
     site.time.now += 8 * DAY
     index = LAYOUT.tail_index_key(1)
@@ -322,10 +319,7 @@ def test_a_broker_that_comes_back_meanwhile_keeps_its_packs(
 
 
 def test_a_copy_that_is_refused_is_shown(site: TailSite, store: FakeStorage) -> None:
-    log = site.log_dir.create("t", 0)
-    for _ in range(9):
-        log.append(1)
-        site.run()
+    site.packed_log(packs=9, records=1)
     site.time.now += 8 * DAY
     store.fail("put", AccessDeniedError("no PutObject"))
     [reason] = gc(site)[1].kept.values()
