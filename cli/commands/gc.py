@@ -104,8 +104,8 @@ def command(options: GcOptions) -> kernel.Outcome:
     Nothing that a consumer in keep_for still needs is deleted. While the progress of one of them is
     unknown, nothing of the topic is deleted.
 
-    With --tail-packs, the command drops packs whose records the archive, a retired archive or
-    another pack has, and deletes packs that were dropped an hour ago or earlier: run it again.
+    With --tail-packs, a pack is dropped from the index object once the archive, a retired archive
+    or another pack has its records. A run deletes it if it was dropped an hour ago or earlier.
 
     The sidecars may run meanwhile. The next run finishes an interrupted one. The command needs
     permission to delete objects.

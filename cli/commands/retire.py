@@ -104,7 +104,7 @@ def command(options: RetireOptions) -> RetireResult:
     deleted or --force is given.
 
     Records that only tail packs have are promoted first, as by `sidetier tail promote`. An archive
-    is left if some cannot be promoted.
+    stays if some cannot be promoted.
 
     The next call finishes an interrupted move; two concurrent calls do no harm. The store copies
     the objects. The command deletes them once all objects of a partition are copied, so it needs
