@@ -2,7 +2,8 @@
 
 import math
 import random
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
@@ -81,7 +82,38 @@ class Ledger:
         self.size += len(key) + len(value)
         self.records.setdefault(partition, {})[offset] = digest(offset, key, value)
 
+    def ends(self) -> dict[int, int]:
+        """Return the end offset of each partition."""
+        return {partition: len(records) for partition, records in self.records.items()}
+
     @property
     def count(self) -> int:
         """Number of records."""
         return sum(map(len, self.records.values()))
+
+
+class OnBrokerAlone:
+    """How long acknowledged records were on the broker alone, by the clock of the demo.
+
+    Attributes:
+        longest: The longest time so far, in seconds: an upper bound, by the time between two looks.
+    """
+
+    def __init__(self, began: float) -> None:
+        self.longest = 0.0
+        self._looked = began
+        self._waiting: dict[int, deque[tuple[int, float]]] = {}
+        """Ends of acknowledged records, and when they were not acknowledged yet."""
+
+    def look(self, acknowledged: Mapping[int, int], safe: Mapping[int, int], now: float) -> None:
+        """Compare the end offsets of acknowledged and of safe records, by partition."""
+        for partition, end in acknowledged.items():
+            waiting = self._waiting.setdefault(partition, deque([(0, now)]))
+            if end > waiting[-1][0]:
+                waiting.append((end, self._looked))
+            # The last one stays: its end is compared with the next.
+            while len(waiting) > 1 and waiting[0][0] <= safe.get(partition, 0):
+                waiting.popleft()
+            if waiting[0][0] > safe.get(partition, 0):
+                self.longest = max(self.longest, now - waiting[0][1])
+        self._looked = now

@@ -11,11 +11,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from time import monotonic
 from typing import Final
 
 from devtools.demo.picture import Held, Sample, draw, sampled, segment_bytes
 from devtools.demo.progress import Progress, Step
-from devtools.demo.records import HOUR, Ledger, orders
+from devtools.demo.records import HOUR, Ledger, OnBrokerAlone, orders
 from devtools.demo.serve import consumed_offsets, consumer_options, served, why_no_serve
 from devtools.demo.services import (
     CLUSTER_NAME,
@@ -189,16 +190,16 @@ class _Demo:
     def _start_sidecar(self) -> None:
         with self._progress.step("Sidecar", "starting `sidetier run` beside it"):
             self._sidecar.start()
-            self._wait(lambda: self._sidecar.tails() == self._settings.partitions)
+            self._wait(lambda: len(self._sidecar.safe_ends()) == self._settings.partitions)
         self._progress.tell(
             "Sidecar", f"`sidetier run` beside it archives to {self._settings.store}"
         )
 
     def _produce(self) -> None:
-        settings, waits = self._settings, [0.0]
+        settings, alone = self._settings, OnBrokerAlone(monotonic())
 
         def tick() -> None:
-            waits.append(self._sidecar.unsafe_seconds())
+            alone.look(self._ledger.ends(), self._sidecar.safe_ends(), monotonic())
             step.now(self._so_far())
 
         with self._progress.step("Records", "producing") as step:
@@ -218,12 +219,11 @@ class _Demo:
             f"{self._ledger.count:,} produced and acknowledged, {size_text(self._ledger.size)}; "
             f"{self._sidecar.count('segment.uploaded')} segments are stored already",
         )
-        if max(waits):
-            self._progress.tell(
-                "Tail",
-                f"no committed record was on the broker alone for longer than {max(waits):.1f} s:",
-            )
-            self._progress.more("tail packs have those of active segments")
+        longest = f"{alone.longest:.1f} s"
+        self._progress.tell(
+            "Tail", f"no acknowledged record was on the broker alone for longer than {longest}:"
+        )
+        self._progress.more("tail packs have those of active segments")
 
     def _so_far(self) -> str:
         stored = self._sidecar.count("segment.uploaded")

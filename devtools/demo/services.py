@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Final
@@ -19,7 +19,6 @@ from sidetier.cli.inspect.sidecar import ask_sidecar
 from sidetier.leadership.cluster import End, admin_client, all_offsets
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import TopicPartition
-from sidetier.telemetry.status import PartitionStatus
 
 TOPIC: Final = "orders"
 CLUSTER_NAME: Final = "demo"
@@ -101,19 +100,13 @@ class Sidecar:
         """URL of its HTTP server; None until the server is up."""
         return next((str(e["url"]) for e in self._events() if e["event"] == "daemon.started"), None)
 
-    def tails(self) -> int:
-        """Return the number of partitions whose tail has begun."""
-        return sum(one.safe_to is not None for one in self._partitions())
-
-    def unsafe_seconds(self) -> float:
-        """Return how long the oldest committed record that is in neither an archived segment nor a
-        tail pack has been waiting; 0 before the first question to the broker.
+    def safe_ends(self) -> dict[int, int]:
+        """Return the end of the records in archive and tail packs, by partition; only of partitions
+        whose tail has begun.
         """
-        return max((one.unsafe_age_seconds or 0.0 for one in self._partitions()), default=0.0)
-
-    def _partitions(self) -> Sequence[PartitionStatus]:
         url = self.url
-        return () if url is None else ask_sidecar(url).status.partitions
+        rows = () if url is None else ask_sidecar(url).status.partitions
+        return {row.partition: row.safe_to for row in rows if row.safe_to is not None}
 
     def count(self, event: str) -> int:
         """Return how often the sidecar has logged an event."""

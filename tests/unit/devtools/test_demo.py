@@ -7,7 +7,7 @@ import pytest
 from devtools.demo import run as demo
 from devtools.demo import serve, spark
 from devtools.demo.__main__ import _work_directory, command
-from devtools.demo.records import Ledger, digest, orders
+from devtools.demo.records import Ledger, OnBrokerAlone, digest, orders
 from devtools.demo.verify import LogOffsets, PartitionProof, prove
 from sidetier.brokers.errors import JavaMissingError
 from sidetier.cli import main
@@ -257,3 +257,17 @@ def test_spark_is_skipped_if_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> N
 
 def _no_java() -> None:
     raise JavaMissingError("no whole Java")
+
+
+def test_time_on_the_broker_alone_is_that_of_the_record_that_waited_longest() -> None:
+    alone = OnBrokerAlone(10.0)
+    alone.look({}, {}, 11.0)
+    alone.look({0: 5, 1: 2}, {0: 5, 1: 0}, 12.0)  # acknowledged between 11 and 12
+    assert alone.longest == 1.0
+    alone.look({0: 9, 1: 2}, {0: 5, 1: 2}, 13.0)
+    alone.look({0: 12, 1: 2}, {0: 8, 1: 2}, 14.0)
+    assert alone.longest == 2.0
+    alone.look({0: 12, 1: 2}, {0: 9, 1: 2}, 15.5)  # 9 to 11 since 13
+    assert alone.longest == 2.5
+    alone.look({0: 12, 1: 2}, {0: 12, 1: 2}, 30.0)
+    assert alone.longest == 2.5
